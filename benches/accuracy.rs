@@ -76,7 +76,8 @@ fn cases() -> Vec<Case> {
 
 fn question(case: &Case, cluster: &Cluster) -> PlanRequest {
     let description = preset(case.model).expect("a preset");
-    let options = Options { seq: case.seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options =
+        Options { seq: case.seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let model = import(&description, &options).expect("the model is imported");
     let mut limits = Limits::default();
     case.fixed.iter().for_each(|(decision, number)| limits.fix(*decision, *number));

@@ -33,7 +33,7 @@ use runtime::execute::{Batch, Scalars, Session};
 use runtime::init::Init;
 
 fn gpt2(name: &str, seq: usize) -> Module {
-    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
     import(&preset(name).expect("a preset"), &options).expect("it imports").module
 }
 

@@ -28,7 +28,7 @@ impl Adapters {
     /// # Errors
     /// Those of [`adapt`].
     pub fn of(description: &Description, lora: &Lora, seq: usize) -> Result<Adapters, Failure> {
-        let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+        let options = Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
         let mut model = crate::import(description, &options)?;
         let adapters = adapt(&mut model, lora)?;
         let is_new =

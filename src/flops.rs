@@ -89,7 +89,7 @@ mod tests {
     /// backward: the figure that published throughputs in tokens and in operations have in common.
     #[test]
     fn a_token_of_llama_70b_costs_what_is_published() {
-        let options = Options { seq: 8192, dtype: DType::BF16, dropout: None };
+        let options = Options { seq: 8192, dtype: DType::BF16, dropout: None, documents: false };
         let model = import(&preset("llama-3-70b").unwrap(), &options).unwrap();
         let flops = forward_flops(&model.module, "logits").unwrap();
         let per_token = 3.0 * flops as f64 / 8192.0;

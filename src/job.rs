@@ -332,7 +332,7 @@ pub fn vocab(description: &Description) -> Result<usize, Failure> {
         Architecture::Graph(_) => positions_max(description),
         Architecture::Family(_) | Architecture::Sized(_) => 1,
     };
-    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
     Ok(crate::import(description, &options)?.vocab)
 }
 

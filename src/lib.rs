@@ -18,7 +18,8 @@
 //!
 //! # fn main() -> Result<(), gantline::failure::Failure> {
 //! let description = preset("gpt2-mini").expect("a preset");
-//! let model = import(&description, &Options { seq: 32, dtype: DType::F32, dropout: None })?;
+//! let options = Options { seq: 32, dtype: DType::F32, dropout: None, documents: false };
+//! let model = import(&description, &options)?;
 //! let question = PlanRequest {
 //!     module: prepare(&model)?,
 //!     model: model.name,

@@ -83,7 +83,7 @@ fn build(
 ) -> Result<(Model, Module), Failure> {
     let description = crate::resolve(model)?.description;
     let (dtype, dropout) = (precision.accumulate, None);
-    let model = crate::import(&description, &Options { seq, dtype, dropout })?;
+    let model = crate::import(&description, &Options { seq, dtype, dropout, documents: false })?;
     let module = crate::prepare_as(&model, &precision)?;
     Ok((model, module))
 }

@@ -76,6 +76,12 @@ pub struct Settings {
     pub precision: Vec<String>,
     /// The probability of dropout; that of the model where none.
     pub dropout: Option<f64>,
+    /// Whether packed documents are kept apart.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub document_mask: bool,
+    /// The token that ends a document, beside the ends of files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eod_token: Option<u32>,
     /// What is trained beside the weights of the model, which are then frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
@@ -120,6 +126,11 @@ pub struct Settings {
     pub limits: Limited,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 /// What runs do about a leap that nobody has said anything about.
 fn warn() -> String {
     "warn".to_owned()
@@ -147,6 +158,8 @@ impl Settings {
             dtype: job::graph_dtype(resolved).unwrap_or(DType::F32),
             precision: Vec::new(),
             dropout: None,
+            document_mask: false,
+            eod_token: None,
             lora: None,
             steps: 0,
             lr: if params <= 10_000_000 {
@@ -212,6 +225,7 @@ impl Settings {
             |s: &Settings| (s.model.clone(), s.seq, s.gbs, s.dtype, s.precision.clone(), s.dropout);
         place(self) == place(other)
             && self.lora == other.lora
+            && self.document_mask == other.document_mask
             && work(self) == work(other)
             && (self.optimizer(), self.clip()) == (other.optimizer(), other.clip())
             && self.limits == other.limits

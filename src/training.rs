@@ -55,7 +55,9 @@ impl Training {
         let precision = settings.precision()?;
         job::check_graph(description, precision.accumulate)?;
         let (seq, dtype, dropout) = (settings.seq, precision.accumulate, settings.dropout);
-        let mut model = crate::import(description, &Options { seq, dtype, dropout })?;
+        let documents = settings.document_mask;
+        let options = Options { seq, dtype, dropout, documents };
+        let mut model = crate::import(description, &options)?;
         let lora = settings.lora.clone();
         let adapters = lora.as_ref().map(|lora| adapt(&mut model, lora)).transpose()?;
         let adapters = adapters.unwrap_or_default();

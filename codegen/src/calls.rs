@@ -16,6 +16,8 @@ pub enum Operand {
     Tokens,
     /// The labels.
     Labels,
+    /// The first tokens of the tokens' documents.
+    Documents,
     /// The random key, folded to a path.
     Key(u32),
     /// The position of the first token.
@@ -89,7 +91,7 @@ impl Calls {
     }
 
     /// Reads an entry. Floating-point parameters are weights, or caches where they have samples;
-    /// `tokens`, `labels`, `key`, `position` and `last` are fed.
+    /// `tokens`, `labels`, `documents`, `key`, `position` and `last` are fed.
     ///
     /// # Errors
     /// A sentence that names what is no call of a layer.
@@ -194,6 +196,7 @@ fn fed(function: &Function, param: ValueId, calls: &mut Calls) -> Result<Operand
     match value.name.as_str() {
         "tokens" => Ok(Operand::Tokens),
         "labels" => Ok(Operand::Labels),
+        "documents" if !value.ty.dtype.is_float() => Ok(Operand::Documents),
         "key" => Ok(Operand::Key(0)),
         "position" => Ok(Operand::Position),
         "last" => Ok(Operand::Last),

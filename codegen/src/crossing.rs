@@ -63,6 +63,7 @@ pub fn gradient_adds(own: &[Call], arrived: &[ValueId], microbatch_count: usize)
             Operand::Cache(_)
             | Operand::Tokens
             | Operand::Labels
+            | Operand::Documents
             | Operand::Key(_)
             | Operand::Position
             | Operand::Last => false,

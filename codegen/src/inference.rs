@@ -245,6 +245,7 @@ impl<'a, 'c> Work<'a, 'c> {
                 Operand::Cache(cache) => self.class.cache(*cache, &self.calls.caches[*cache], &ty),
                 Operand::Tokens => self.feed(Feed::Tokens, &ty),
                 Operand::Labels => self.feed(Feed::Labels, &ty),
+                Operand::Documents => self.feed(Feed::Documents, &ty),
                 Operand::Key(path) => self.feed(Feed::Key { path: *path }, &ty),
                 Operand::Position => self.feed(Feed::Position, &ty),
                 Operand::Last => self.feed(Feed::Last, &ty),
@@ -359,6 +360,7 @@ impl Class<'_> {
         let name = match feed {
             Feed::Tokens => "tokens".to_owned(),
             Feed::Labels => "labels".to_owned(),
+            Feed::Documents => "documents".to_owned(),
             Feed::Key { path } => format!("key.{path}"),
             Feed::Scalars => "scalars".to_owned(),
             Feed::Position => "position".to_owned(),
@@ -386,7 +388,7 @@ fn fed_type(feed: Feed, ty: &TensorType) -> DType {
     match feed {
         Feed::Key { .. } => DType::U32,
         Feed::Scalars => ty.dtype,
-        Feed::Tokens | Feed::Labels | Feed::Position | Feed::Last => DType::I32,
+        Feed::Tokens | Feed::Labels | Feed::Documents | Feed::Position | Feed::Last => DType::I32,
     }
 }
 

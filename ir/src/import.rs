@@ -96,6 +96,9 @@ pub struct Options {
     /// The probability of every dropout in `loss`, 0 for none; as the model's config has it where
     /// this is not given.
     pub dropout: Option<f64>,
+    /// Whether samples are packed documents that are kept apart: the entries take `documents`,
+    /// `i32[B, S]`, for each token the place of its document's first token in the sample.
+    pub documents: bool,
 }
 
 /// A model: its module and what its entries take.

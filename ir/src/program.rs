@@ -95,6 +95,9 @@ pub enum Feed {
     Position,
     /// `i32[]`: the index of the token whose logits are wanted, in decoding.
     Last,
+    /// `i32[samples, seq]`: for each token of a micro-batch, the place of its document's first
+    /// token in the sample.
+    Documents,
 }
 
 /// A range of an arena.

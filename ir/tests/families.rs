@@ -43,7 +43,7 @@ impl Case {
     }
 
     fn model(&self) -> Model {
-        let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+        let options = Options { seq: SEQ, dtype: DType::F64, dropout: None, documents: false };
         let description = self.read("config.json");
         let description = description.unwrap_or_else(|why| panic!("{}: {why}", self.name));
         import(&description, &options).unwrap()
@@ -136,7 +136,7 @@ fn every_family_has_three_cases() {
 fn what_is_not_supported_is_refused() {
     for name in names().iter().filter(|name| is_unsupported(name)) {
         let found = Case::open(name).read("config.json").and_then(|description| {
-            let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+            let options = Options { seq: SEQ, dtype: DType::F64, dropout: None, documents: false };
             import(&description, &options).map_err(|wrong| wrong[0].headline.clone())
         });
         assert!(found.is_err(), "`{name}` is not refused: take it off UNSUPPORTED");
@@ -154,7 +154,7 @@ fn both_spellings_of_a_config_are_one_model() {
         let read = |config: &str| case.read(config).unwrap_or_else(|why| panic!("{name}: {why}"));
         let [new, old] = ["config.json", "config.v4.json"].map(read);
         // What is computed; the spelling of defaults may differ.
-        let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+        let options = Options { seq: SEQ, dtype: DType::F64, dropout: None, documents: false };
         let [new, old] = [new, old].map(|read| import(&read, &options).unwrap());
         assert_eq!(new.module.to_string(), old.module.to_string(), "{name}");
         assert_eq!(new.weights, old.weights, "{name}");
@@ -166,7 +166,7 @@ fn both_spellings_of_a_config_are_one_model() {
 /// Lists that transformers writes out follow from other fields where they are left out.
 #[test]
 fn lists_of_layers_follow_from_other_fields() {
-    let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+    let options = Options { seq: SEQ, dtype: DType::F64, dropout: None, documents: false };
     for name in [
         "smollm3-interval",
         "smollm3-windows",
@@ -195,7 +195,7 @@ fn lists_of_layers_follow_from_other_fields() {
 fn older_and_ignored_fields_are_read_or_refused() {
     let text = |case: &str| std::fs::read_to_string(root().join(case).join("config.json")).unwrap();
     let read = |text: &str| read_config("config.json", text, "m");
-    let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+    let options = Options { seq: SEQ, dtype: DType::F64, dropout: None, documents: false };
     let phi3 = text("phi3-longrope_short");
     let older = phi3.replace("\"rope_type\": \"longrope\"", "\"rope_type\": \"su\"");
     assert_ne!(phi3, older);

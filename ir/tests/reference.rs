@@ -50,7 +50,7 @@ impl Case {
     }
 
     fn model(&self) -> Model {
-        let options = Options { seq: 16, dtype: DType::F64, dropout: None };
+        let options = Options { seq: 16, dtype: DType::F64, dropout: None, documents: false };
         import(&self.resolved.description, &options).unwrap()
     }
 

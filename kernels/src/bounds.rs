@@ -242,7 +242,7 @@ fn bytes_of(sizes: &[usize], dtype: DType) -> Option<u64> {
 /// Whether a buffer has the type that the host writes.
 fn fed(feed: Feed, dtype: DType, sizes: &[usize]) -> Result<(), String> {
     let fits = match feed {
-        Feed::Tokens | Feed::Labels => {
+        Feed::Tokens | Feed::Labels | Feed::Documents => {
             let points = sizes.iter().product::<usize>();
             dtype == DType::I32 && sizes.len() == 2 && (1..=TOKENS_MAX).contains(&points)
         }
@@ -253,14 +253,15 @@ fn fed(feed: Feed, dtype: DType, sizes: &[usize]) -> Result<(), String> {
     if fits { Ok(()) } else { Err("is of no type that the host feeds".to_owned()) }
 }
 
-/// In each phase, tokens and labels of all classes are cut from the global batch in one way.
+/// In each phase, tokens, labels and documents of all classes are cut from the global batch in one
+/// way.
 fn feeds_agree(programs: &[Program], findings: &mut Findings) {
     for phase in 0..phases(&programs[0]).len() {
         let fed = programs.iter().flat_map(|program| {
             phases(program)[phase].1.iter().filter_map(|step| match step {
-                Step::Feed { feed: Feed::Tokens | Feed::Labels, buffer, .. } => {
-                    program.buffers.get(buffer.0 as usize)
-                }
+                Step::Feed {
+                    feed: Feed::Tokens | Feed::Labels | Feed::Documents, buffer, ..
+                } => program.buffers.get(buffer.0 as usize),
                 Step::Feed { .. }
                 | Step::Call { .. }
                 | Step::Send { .. }
@@ -271,7 +272,7 @@ fn feeds_agree(programs: &[Program], findings: &mut Findings) {
         let first = sizes.next();
         let agree = first.is_none_or(|first| sizes.all(|s| s == first));
         findings.require(agree, "E2103", "programs", &|| {
-            "tokens and labels of one phase have several sizes".to_owned()
+            "tokens, labels and documents of one phase have several sizes".to_owned()
         });
     }
 }

@@ -27,6 +27,10 @@ const VALIDATION_SHARE: usize = 10;
 #[derive(Clone, Debug)]
 pub struct Corpus {
     tokens: Arc<[u32]>,
+    /// The first tokens of documents, as files and the lists in them say: ascending, from 0 on.
+    firsts: Vec<usize>,
+    /// The first tokens of the documents that are kept apart.
+    apart: Option<Arc<[usize]>>,
     files: usize,
     hash: blake3::Hash,
 }
@@ -37,17 +41,21 @@ impl Corpus {
     /// An argument is a file, a directory (with all below it, hidden files left out) or a glob
     /// pattern. Files are read in the order of the bytes of their paths, each once, and simply
     /// follow each other. Files of tokens (`.bin` of llm.c, `.bin` with `.idx` of Megatron) are
-    /// taken as they are.
+    /// taken as they are. A file is a document, but for those of Megatron, which list theirs.
     ///
     /// **Errors.** E4030 for an argument without files, E4031 if there are no tokens at all,
     /// E4033 and E4034 for files of tokens; those of [`Tokenizer::encode`].
     pub fn load<P: AsRef<Path>>(arguments: &[P], tokenizer: &Tokenizer) -> Result<Corpus, Failure> {
         let paths = expand(arguments)?;
-        let mut tokens = Vec::new();
+        let (mut tokens, mut firsts) = (Vec::new(), Vec::new());
         for path in &paths {
             let map = Map::open(path)?;
+            firsts.push(tokens.len());
             match pretokenized::read(path, &map, tokenizer.vocabulary())? {
-                Some(ready) => tokens.extend(ready),
+                Some(ready) => {
+                    firsts.extend(ready.documents.iter().map(|first| tokens.len() + first));
+                    tokens.extend(ready.tokens);
+                }
                 None => tokens.extend(tokenizer.encode(&map, &path.display().to_string())?),
             }
         }
@@ -57,7 +65,10 @@ impl Corpus {
             let at = Span::of(shown.collect::<Vec<_>>().join(" "));
             return Err(Diagnostic::error("E4031", at, headline).into());
         }
-        Ok(Corpus::new(tokens, &tokenizer.identity(), paths.len()))
+        // An empty file or document is none.
+        firsts.dedup();
+        firsts.retain(|first| *first < tokens.len());
+        Ok(Corpus { firsts, ..Corpus::new(tokens, &tokenizer.identity(), paths.len()) })
     }
 
     /// Tokens that are already in memory; `identity` is that of their tokeniser.
@@ -69,7 +80,27 @@ impl Corpus {
             let bytes: Vec<u8> = chunk.iter().flat_map(|token| token.to_le_bytes()).collect();
             hasher.update(&bytes);
         }
-        Corpus { tokens: tokens.into(), files, hash: hasher.finalize() }
+        let firsts = Vec::from_iter((!tokens.is_empty()).then_some(0));
+        Corpus { tokens: tokens.into(), firsts, apart: None, files, hash: hasher.finalize() }
+    }
+
+    /// The same with documents kept apart. They end where files and the lists in them say and,
+    /// where there is such a token, after each `end`, which belongs to the document that it ends.
+    pub fn with_documents_apart(self, end: Option<u32>) -> Corpus {
+        let mut apart = self.firsts.clone();
+        let ends = self.tokens.iter().enumerate().filter(|(_, token)| Some(**token) == end);
+        apart.extend(ends.map(|(at, _)| at + 1).filter(|first| *first < self.tokens.len()));
+        apart.sort_unstable();
+        apart.dedup();
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.hash.as_bytes());
+        apart.iter().for_each(|first| _ = hasher.update(&(*first as u64).to_le_bytes()));
+        Corpus { apart: Some(apart.into()), hash: hasher.finalize(), ..self }
+    }
+
+    /// The number of documents that are kept apart; none where they are not.
+    pub fn documents(&self) -> Option<usize> {
+        self.apart.as_ref().map(|firsts| firsts.len())
     }
 
     /// All tokens.
@@ -92,7 +123,8 @@ impl Corpus {
         self.tokens.len() / VALIDATION_SHARE
     }
 
-    /// The hash of the tokens and their tokeniser, in hexadecimal: equal data, equal hash.
+    /// The hash of the tokens, their tokeniser and the documents that are kept apart, in
+    /// hexadecimal: equal data, equal hash.
     pub fn hash(&self) -> String {
         self.hash.to_hex().to_string()
     }
@@ -106,7 +138,7 @@ impl Corpus {
         seq: usize,
         global_batch: usize,
     ) -> Result<Batches, Diagnostic> {
-        Batches::new(Arc::clone(&self.tokens), self.training_tokens(), seed, seq, global_batch)
+        Batches::new(self, seed, seq, global_batch)
     }
 }
 

@@ -84,16 +84,21 @@ impl Classes {
         [Phase::Step, Phase::Evaluate].into_iter().chain((0..entries).map(Phase::Entry))
     }
 
-    /// How a phase cuts the global batch; none if it feeds no tokens and no labels.
+    /// How a phase cuts the global batch; none if it feeds nothing of samples.
     pub fn samples(&self, phase: Phase) -> Option<Samples> {
         let steps = self.programs.iter().flat_map(|p| steps(p, phase).iter().map(move |s| (p, s)));
         let mut samples: Option<Samples> = None;
         for (program, step) in steps {
-            let Step::Feed { feed: Feed::Tokens | Feed::Labels, microbatch, buffer } = step else {
+            let Step::Feed {
+                feed: Feed::Tokens | Feed::Labels | Feed::Documents,
+                microbatch,
+                buffer,
+            } = step
+            else {
                 continue;
             };
             let [size, seq] = buffer_of(program, *buffer).sizes[..] else {
-                panic!("tokens and labels have two dims");
+                panic!("tokens, labels and documents have two dims");
             };
             let (dp, count) = (self.mesh.dp, microbatch + 1);
             let known = samples.get_or_insert(Samples { size, dp, count, seq });
@@ -182,6 +187,9 @@ pub struct Batch<'a> {
     pub tokens: &'a [i32],
     /// `[samples, seq]`, or empty where a program has no use for them.
     pub labels: &'a [i32],
+    /// `[samples, seq]`: for each token the place of its document's first token in the sample;
+    /// empty where each sample is one document.
+    pub documents: &'a [i32],
     /// The position of the first token, in decoding.
     pub position: i32,
     /// The index of the token whose logits are wanted, in decoding.

@@ -34,7 +34,7 @@ pub use spike::{Losses, OnSpike};
 pub use state::{Identity, RunState, checkpoint_bytes, restore, restore_weights, save};
 
 use crate::checkpoint::{Checkpoint, Store};
-use crate::data::{Batches, Prefetch};
+use crate::data::{self, Batches, Prefetch};
 use crate::error::{Error, Failure};
 use crate::execute::{Batch, Phase, RankTime, Samples, Session, StepReport};
 use crate::metrics::{Events, Lines, Plot, series};
@@ -282,8 +282,7 @@ fn advance(
 ) -> Result<Progress, Failure> {
     let config = run.config;
     let scalars = guard.scalars(config, step);
-    let batch = data.next_batch();
-    let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
+    let batch = fed(data.next_batch());
     let report = session.step(&batch, scalars)?;
     let spike = guard.losses.above(report.loss());
     let skipped = match guard.judge(config, &report) {
@@ -319,6 +318,12 @@ fn advance(
         slow: None,
         ranks: report.ranks,
     })
+}
+
+/// What a step is fed of the data.
+fn fed(batch: &data::Batch) -> Batch<'_> {
+    let data::Batch { inputs, labels, documents, .. } = batch;
+    Batch { tokens: inputs, labels, documents, ..Batch::default() }
 }
 
 /// What is wrong with a step whose loss or gradient is not finite, after so many that were skipped.
@@ -366,8 +371,7 @@ fn validate(
     let (mut sum, mut count) = (0.0, 0.0);
     for index in 0..run.config.validation_batches.min(run.batches.validation_batches()) {
         let batch = run.batches.validation(index, 0..samples.global());
-        let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
-        let report = session.evaluate(&batch)?;
+        let report = session.evaluate(&fed(&batch))?;
         sum += report.loss_sum;
         count += report.count;
     }

@@ -200,5 +200,6 @@ fn module(args: &Args) -> Result<ir::Module, Failure> {
     let description = Run::model(&args.source)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.unwrap_or(DType::F32);
-    Ok(crate::import(&description, &Options { seq, dtype, dropout: None })?.module)
+    Ok(crate::import(&description, &Options { seq, dtype, dropout: None, documents: false })?
+        .module)
 }

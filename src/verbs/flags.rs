@@ -48,14 +48,17 @@ pub struct RequestFlags {
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
-    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, reduce,
-    /// states, logits
+    /// Types of single roles, on CPUs: parameters, compute, accumulate, master (or none),
+    /// gradients, reduce, states, saved (activations), logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Freeze the model and train low-rank adapters, as `train --lora`; on GPUs frozen weights may
     /// be stored in few bits (QLoRA): weights=nf4-dq, nf4 or int8
     #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
     pub lora: Option<Lora>,
+    /// Keep packed documents apart, on CPUs: as `train --document-mask`
+    #[arg(long, visible_alias = "reset-attention-mask")]
+    pub document_mask: bool,
     /// Expert load imbalance, on GPUs: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
@@ -104,7 +107,20 @@ impl RequestFlags {
             let headline = "roles are chosen for programs, which run on CPUs".to_owned();
             return Err(usage("--precision", headline).help("leave it out").into());
         }
+        if is_gpu {
+            self.refuse_documents()?;
+        }
         Ok(is_gpu.then_some(cluster))
+    }
+
+    /// Refuses to keep documents apart on GPUs.
+    pub(super) fn refuse_documents(&self) -> Result<(), Failure> {
+        if !self.document_mask {
+            return Ok(());
+        }
+        let headline = "documents are kept apart by programs, which run on CPUs";
+        let help = "leave it out: plans for GPUs are priced for one document a sample";
+        Err(usage("--document-mask", headline).help(help).into())
     }
 
     /// The model, and the question in the planner's form.
@@ -139,7 +155,8 @@ impl RequestFlags {
         let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
         let precision = job::training_precision(dtype, &self.precision)?;
         job::check_graph(&description, precision.accumulate)?;
-        let options = Options { seq, dtype: precision.accumulate, dropout };
+        let options =
+            Options { seq, dtype: precision.accumulate, dropout, documents: self.document_mask };
         let mut model = crate::import(&description, &options)?;
         if let Some(lora) = &self.lora {
             adapt(&mut model, lora)?;

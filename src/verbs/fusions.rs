@@ -244,7 +244,7 @@ mod tests {
 
     fn model() -> Model {
         let description = preset("gpt2-mini").expect("a preset");
-        let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0) };
+        let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0), documents: false };
         crate::import(&description, &options).unwrap()
     }
 

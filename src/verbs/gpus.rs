@@ -221,6 +221,7 @@ impl Subject {
         cluster: Cluster,
         described: Described,
     ) -> Result<Subject, Failure> {
+        asked.refuse_documents()?;
         let ranks = asked.place.ranks(&cluster);
         let devices = count("--devices", ranks)?;
         let dtype = element_type(asked.dtype, &cluster)?;

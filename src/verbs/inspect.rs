@@ -77,7 +77,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = Run::model(&args.model)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
-    let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
+    let model =
+        crate::import(&description, &Options { seq, dtype, dropout: Some(0.0), documents: false })?;
     if args.fusions || args.explain.is_some() {
         return show(args, &fusions::report(&model, &args.no_rule)?);
     }

@@ -180,7 +180,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let (description, trained) = described(&args.model)?;
     job::check_graph(&description, precision.accumulate)?;
     let (seq, dtype) = (arrays.seq, precision.accumulate);
-    let options = Options { seq, dtype, dropout: Some(0.0) };
+    let options = Options { seq, dtype, dropout: Some(0.0), documents: false };
     let model = crate::import(&description, &options)?;
     let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
     let Some((_, weights)) = trained else {

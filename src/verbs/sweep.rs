@@ -192,6 +192,7 @@ fn subject(
         dtype: args.dtype,
         precision: Vec::new(),
         lora: None,
+        document_mask: false,
         imbalance: None,
         assumed: args.assumed.clone(),
         for_tool: args.for_tool,

@@ -121,6 +121,15 @@ pub struct Args {
     /// Probability of every dropout [default: as the model's config says]
     #[arg(long, value_name = "P", value_parser = amount, help_heading = STEP)]
     pub dropout: Option<f64>,
+    /// Keep packed documents apart: neither attention nor the loss crosses the end of a document,
+    /// and learned positions restart after it. Documents end with files, where the index of a
+    /// Megatron data set says, and after --eod-token
+    #[arg(long, visible_alias = "reset-attention-mask", help_heading = STEP)]
+    pub document_mask: bool,
+    /// The token that ends a document [default: the tokenizer's <|endoftext|>, <|end_of_text|> or
+    /// </s>, where it has one]
+    #[arg(long, value_name = "ID", help_heading = STEP)]
+    pub eod_token: Option<u32>,
     /// Freeze the model and train low-rank adapters of the weights that are named: modules as peft
     /// names them, weights as `inspect` does, or all-linear [default: alpha=rank, targets=q,v]
     #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…", help_heading = LEARNING)]
@@ -256,6 +265,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let checkpoint = run.resumable(args.step)?;
             let description = run.description(&stored)?;
             check_lora(&stored, args)?;
+            check_documents(&stored, args)?;
             let settings = overlay(stored.clone(), args);
             let resolved = Resolved { description, directory: Some(run.model_folder()) };
             let from = match &args.plan {
@@ -292,6 +302,16 @@ fn check_lora(stored: &Settings, args: &Args) -> Result<(), Failure> {
     Err(usage("--lora", headline).help(help).into())
 }
 
+/// A run goes on with the documents that it began with.
+fn check_documents(stored: &Settings, args: &Args) -> Result<(), Failure> {
+    if !args.document_mask || stored.document_mask {
+        return Ok(());
+    }
+    let headline = "the run was begun with documents that are not kept apart";
+    let help = "leave --document-mask out, or begin a new run";
+    Err(usage("--document-mask", headline).help(help).into())
+}
+
 /// The plan that a checkpoint was made under: under it the run goes on bit for bit.
 fn plan_of(checkpoint: &Checkpoint) -> Result<PlanFrom, Failure> {
     let place = checkpoint.folder().display().to_string();
@@ -301,7 +321,7 @@ fn plan_of(checkpoint: &Checkpoint) -> Result<PlanFrom, Failure> {
 fn defaults(resolved: &Resolved, args: &Args) -> Result<Settings, Failure> {
     let description = &resolved.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(description));
-    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let params = crate::import(description, &options)?.param_count();
     let mut settings = Settings::defaults(description, params, seq);
     settings.model = args.model.clone().unwrap_or_default();
@@ -330,6 +350,8 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
         settings.precision.clone_from(&args.precision);
     }
     set(&mut settings.steps, &args.steps.map(|steps| steps as u64));
+    settings.document_mask |= args.document_mask;
+    settings.eod_token = args.eod_token.or(settings.eod_token);
     settings.lora = args.lora.clone().or(settings.lora);
     set(&mut settings.lr, &args.lr);
     set(&mut settings.warmup, &args.warmup);
@@ -374,7 +396,13 @@ impl Data {
         let file = settings.tokenizer.as_ref().map(PathArg::path);
         let tokenizer = Tokenizer::choose(file, resolved.directory.as_deref(), vocab)?;
         tokenizer.doubt().iter().for_each(|doubt| output::note(&failure::draw(doubt)));
-        let corpus = Corpus::load(&settings.data, &tokenizer)?;
+        let mut corpus = Corpus::load(&settings.data, &tokenizer)?;
+        if settings.document_mask {
+            corpus = keep_documents_apart(corpus, settings, &tokenizer)?;
+        } else if settings.eod_token.is_some() {
+            let headline = "documents are not kept apart without --document-mask";
+            return Err(usage("--eod-token", headline).help("write --document-mask too").into());
+        }
         let batches = corpus.batches(u64::from(settings.seed), settings.seq, settings.gbs)?;
         Ok(Data { tokenizer, corpus, batches })
     }
@@ -395,13 +423,40 @@ impl Data {
         let kind =
             if self.tokenizer.is_bytes() { "bytes, one token each" } else { "tokenizer.json" };
         let files = if self.corpus.files() == 1 { "file" } else { "files" };
+        let documents = self.corpus.documents();
+        let documents = documents.map(|number| format!(", {} documents kept apart", count(number)));
         format!(
-            "data     {} {files}: {} tokens to train on, {} for validation ({kind})",
+            "data     {} {files}: {} tokens to train on, {} for validation ({kind}){}",
             count(self.corpus.files()),
             count(self.corpus.training_tokens()),
             count(self.corpus.validation_tokens()),
+            documents.unwrap_or_default(),
         )
     }
+}
+
+/// Tokens that end a document, as tokenisers name them.
+const ENDS: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
+
+/// The data with its documents apart.
+fn keep_documents_apart(
+    corpus: Corpus,
+    settings: &Settings,
+    tokenizer: &Tokenizer,
+) -> Result<Corpus, Failure> {
+    let vocabulary = tokenizer.vocabulary();
+    if let Some(end) = settings.eod_token.filter(|end| *end as usize >= vocabulary) {
+        let headline = format!("the model has {vocabulary} tokens, and none is {end}");
+        return Err(usage("--eod-token", headline).help("name a token of the model").into());
+    }
+    let named = || ENDS.iter().find_map(|end| tokenizer.token(end));
+    let corpus = corpus.with_documents_apart(settings.eod_token.or_else(named));
+    if corpus.documents().is_none_or(|count| count < 2) {
+        let headline = "the data is one document: it is one file, without a token that ends one";
+        let help = "name the token that ends a document: --eod-token 50256 for GPT-2's";
+        return Err(usage("--document-mask", headline).help(help).into());
+    }
+    Ok(corpus)
 }
 
 fn execute(
@@ -511,7 +566,8 @@ fn given_weights(settings: &Settings, resolved: &Resolved) -> Result<Option<Weig
     let weights = Weights::open(directory).map_err(with_way_out)?;
     let Settings { seq, dropout, .. } = *settings;
     let dtype = settings.precision()?.accumulate;
-    let model = crate::import(&resolved.description, &Options { seq, dtype, dropout })?;
+    let model =
+        crate::import(&resolved.description, &Options { seq, dtype, dropout, documents: false })?;
     let wrong = check_weights(&model.weights, &weights);
     if wrong.is_empty() { Ok(Some(weights)) } else { Err(wrong.into()) }
 }

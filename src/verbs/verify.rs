@@ -69,6 +69,9 @@ pub struct Args {
     /// Probability of dropout, the same elements on every mesh
     #[arg(long, value_name = "P", default_value = "0", value_parser = crate::argument::amount)]
     pub dropout: f64,
+    /// Keep packed documents apart, which are drawn too: as `train --document-mask`
+    #[arg(long, visible_alias = "reset-attention-mask")]
+    pub document_mask: bool,
     /// Freeze the model and compare the gradients of adapters: as `train --lora`
     #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
     pub lora: Option<Lora>,
@@ -130,7 +133,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     // A plan has the values of the model with its own dropout.
     let dropout = given.is_none().then_some(args.dropout);
     let dtype = precision.accumulate;
-    let options = Options { seq, dtype, dropout };
+    let options = Options { seq, dtype, dropout, documents: args.document_mask };
     let mut model = crate::import(&description, &options)?;
     if let Some(lora) = &args.lora {
         adapt(&mut model, lora)?;
@@ -362,6 +365,20 @@ pub(super) fn batch(question: &PlanRequest, model: &Model, seed: u32) -> (Vec<i3
     (tokens, (0..count).map(label).collect())
 }
 
+/// The documents of a step: about one starts at every sixth token.
+pub(super) fn documents(question: &PlanRequest, seed: u32) -> Vec<i32> {
+    let starts = |at: usize| mix(!u64::from(seed) << 32 | at as u64).is_multiple_of(6);
+    let mut document = 0;
+    let place = |at: usize| {
+        let place = at % question.seq;
+        if place == 0 || starts(at) {
+            document = place as i32;
+        }
+        document
+    };
+    (0..question.global_batch_size * question.seq).map(place).collect()
+}
+
 /// Runs one step from drawn weights on drawn data, and changes nothing.
 fn step(
     question: &PlanRequest,
@@ -371,7 +388,9 @@ fn step(
 ) -> Result<Computed, Failure> {
     let mut session = session(question, model, plan, seed)?;
     let (tokens, labels) = batch(question, model, seed);
-    let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+    let documents = documents(question, seed);
+    let batch =
+        Batch { tokens: &tokens, labels: &labels, documents: &documents, ..Batch::default() };
     let report = session.step(&batch, Scalars { seed, ..Scalars::default() })?;
     let grads = model.weights.iter().filter_map(|weight| {
         Some((weight.name.clone(), session.read_grad(&weight.name)?.to_f64()))

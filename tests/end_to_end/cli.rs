@@ -51,7 +51,7 @@ fn wrong_files(scratch: &Scratch) {
 /// The weights of the tiny model, without one of them.
 fn write_weights_but_one(folder: &Path) {
     let description = read_config("config.json", TINY, "tiny").expect("the config reads");
-    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let model = import(&description, &options).expect("the model is imported");
     let mut zeros = |weight: &Weight| {
         let bytes = vec![0; 4 * weight.count() as usize];

@@ -381,7 +381,7 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
             return Outcome::Refused;
         }
     };
-    let options = Options { seq: 3, dtype: DType::F64, dropout: Some(0.0) };
+    let options = Options { seq: 3, dtype: DType::F64, dropout: Some(0.0), documents: false };
     let Ok(model) = import(&description, &options) else { return Outcome::Refused };
     let prepared = prepare(&model).unwrap_or_else(|why| panic!("{why:?}\n{what}"));
     let mut limits = Limits::default();

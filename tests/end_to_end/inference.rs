@@ -62,7 +62,7 @@ fn meshes(case: &str) -> Vec<Mesh> {
 
 /// A session of the entry `logits` for so many samples on each rank.
 fn logits_session(case: &str, seq: usize, samples: usize, mesh: Mesh, dtype: DType) -> Session {
-    let options = ir::import::Options { seq, dtype, dropout: Some(0.0) };
+    let options = ir::import::Options { seq, dtype, dropout: Some(0.0), documents: false };
     let model = import(&description(case), &options).expect("the model is imported");
     let module = prepare_inference(model.module.clone(), "logits").expect("it is prepared");
     let plan = plan_forward(

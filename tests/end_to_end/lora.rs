@@ -39,7 +39,8 @@ struct Adapted {
 impl Adapted {
     fn open((name, lora): (&'static str, &str), dtype: DType) -> Adapted {
         let case = Case::open(name);
-        let options = ir::import::Options { seq: case.seq, dtype, dropout: Some(0.0) };
+        let options =
+            ir::import::Options { seq: case.seq, dtype, dropout: Some(0.0), documents: false };
         let mut model = ir::import::import(&case.description(), &options).expect("it is imported");
         let lora: Lora = lora.parse().expect("it says what is adapted");
         let adapters = adapt(&mut model, &lora).expect("there are such weights");
@@ -181,7 +182,8 @@ fn merged(adapted: &Adapted, session: &Session) -> Vec<Named> {
 /// A small model in which all weights but those that `is_trained` names are frozen.
 fn frozen(is_trained: impl Fn(&str) -> bool) -> (Model, Module) {
     let description = preset("gpt2-mini").expect("a preset");
-    let options = ir::import::Options { seq: 16, dtype: DType::F64, dropout: Some(0.0) };
+    let options =
+        ir::import::Options { seq: 16, dtype: DType::F64, dropout: Some(0.0), documents: false };
     let mut model = ir::import::import(&description, &options).expect("it is imported");
     ir::freeze::freeze(&mut model.module, |name| !is_trained(name));
     let module = prepare_training(model.module.clone(), "loss").expect("it is prepared");

@@ -34,6 +34,7 @@ mod cli;
 mod composites;
 mod copies;
 mod cuda;
+mod documents;
 mod exports;
 mod families;
 mod faults;

@@ -34,7 +34,7 @@ pub(crate) fn prepared(
     dtype: DType,
     dropout: f64,
 ) -> (Model, Module) {
-    let options = import::Options { seq, dtype, dropout: Some(dropout) };
+    let options = import::Options { seq, dtype, dropout: Some(dropout), documents: false };
     let model = import::import(description, &options).expect("the model is imported");
     let module = codegen::prepare::prepare_training(model.module.clone(), "loss");
     let module = module.expect("the module is prepared");
@@ -47,7 +47,8 @@ pub(crate) fn prepared_as(
     seq: usize,
     precision: &Precision,
 ) -> (Model, Module) {
-    let options = import::Options { seq, dtype: precision.accumulate, dropout: Some(0.0) };
+    let options =
+        import::Options { seq, dtype: precision.accumulate, dropout: Some(0.0), documents: false };
     let model = import::import(description, &options).expect("the model is imported");
     let module = prepare_training_as(model.module.clone(), "loss", precision);
     (model, module.expect("the module is prepared"))

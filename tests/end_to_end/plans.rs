@@ -14,7 +14,12 @@ use crate::scratch::Scratch;
 /// The module of a preset that a plan is of.
 fn module(plan: &ir::Plan) -> Module {
     let description = resolve(&plan.model).expect("it is a preset").description;
-    let options = Options { seq: plan.seq, dtype: plan.precision.accumulate, dropout: None };
+    let options = Options {
+        seq: plan.seq,
+        dtype: plan.precision.accumulate,
+        dropout: None,
+        documents: false,
+    };
     let model = import(&description, &options).expect("it is imported");
     let module = codegen::prepare::prepare_training_as(model.module, "loss", &plan.precision);
     module.expect("it is prepared")

@@ -33,7 +33,7 @@ fn model(dtype: DType) -> Model {
 }
 
 fn model_of(text: &str, dtype: DType) -> Model {
-    let options = import::Options { seq: SEQ, dtype, dropout: Some(0.0) };
+    let options = import::Options { seq: SEQ, dtype, dropout: Some(0.0), documents: false };
     import::import(&description(text, dtype), &options).expect("the model is imported")
 }
 

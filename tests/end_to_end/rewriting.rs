@@ -59,7 +59,8 @@ fn no_rules() -> Selection {
 #[test]
 fn twenty_steps_have_the_same_losses_with_and_without_rules() {
     for description in [gpt2(), llama()] {
-        let options = import::Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.0) };
+        let options =
+            import::Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.0), documents: false };
         let model = import::import(&description, &options).expect("the model is imported");
         let plain = losses(&model, &model.module, no_rules());
         assert!(plain[STEPS as usize - 1] < 0.9 * plain[0], "it does not learn: {plain:?}");

@@ -315,8 +315,11 @@ pub(crate) fn contents() -> Contents {
     let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2-tiny");
     let text = fs::read_to_string(reference.join("config.json")).unwrap();
     let description = read_config("config.json", &text, "tiny").unwrap();
-    let model =
-        import(&description, &Options { seq: 8, dtype: DType::F32, dropout: None }).unwrap();
+    let model = import(
+        &description,
+        &Options { seq: 8, dtype: DType::F32, dropout: None, documents: false },
+    )
+    .unwrap();
     let mut limits = Limits::default();
     limits.fix(planner::limits::Decision::Pp, 2);
     limits.fix(planner::limits::Decision::Tp, 2);

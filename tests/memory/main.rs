@@ -43,7 +43,7 @@ const RANDOM_PLANS: usize = 100;
 
 fn question([pp, dp, tp]: [usize; 3]) -> PlanRequest {
     let description = preset("gpt2-mini").unwrap();
-    let options = Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.1) };
+    let options = Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.1), documents: false };
     let model = import(&description, &options).unwrap();
     let mut limits = Limits::default();
     for (decision, number) in
@@ -87,7 +87,7 @@ fn memory_is_that_of_arenas_and_workspaces() {
 #[test]
 fn more_layers_are_hardly_more_to_prepare() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let options = Options { seq: 256, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq: 256, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let allocations = |name: &str| {
         let module = import(&preset(name).unwrap(), &options).unwrap().module;
         let region = Region::new(ALLOCATOR);
@@ -218,7 +218,8 @@ fn ranks_of_random_plans_allocate_what_is_predicted() {
     while plans < RANDOM_PLANS {
         let seq = 8 + draws.below(25);
         let precision = random_precision(&mut draws);
-        let options = Options { seq, dtype: precision.accumulate, dropout: Some(0.1) };
+        let options =
+            Options { seq, dtype: precision.accumulate, dropout: Some(0.1), documents: false };
         let model = import(&random_model(&mut draws), &options).unwrap();
         let module = prepare_as(&model, &precision).unwrap();
         let Some(plan) = random_plan(&mut draws, &module, seq) else { continue };

@@ -1,6 +1,6 @@
 //! The functions of a module and its entries, the same for all families.
 
-use super::family::{FamilyModel, Mode, Part, Weights};
+use super::family::{DOCUMENTS, FamilyModel, Mode, Part, Weights};
 use super::{Options, Weight};
 use crate::build::Builder;
 use crate::dim::Dim;
@@ -83,7 +83,8 @@ pub(crate) fn check_seq(model: &FamilyModel, seq: usize) -> Option<Diagnostic> {
 
 /// Adds the functions and entries for training and evaluation; returns the entries' names.
 pub(crate) fn training(module: &mut Module, model: &FamilyModel, options: &Options) -> Vec<String> {
-    let maker = Maker::new(model, options.seq, options.dtype);
+    let mut maker = Maker::new(model, options.seq, options.dtype);
+    maker.documents = options.documents;
     let mode = Mode::Train(options.dropout);
     let mut trained = Callees { embed: "embed".into(), blocks: Vec::new(), mode };
     maker.add_embed(module, "embed", mode, &[]);
@@ -138,12 +139,14 @@ pub(super) struct Maker<'f> {
     pub(super) weights: Weights,
     /// The kind of each layer.
     pub(super) kinds: Vec<usize>,
+    /// Whether functions keep packed documents apart.
+    documents: bool,
 }
 
 impl<'f> Maker<'f> {
     pub(super) fn new(model: &'f FamilyModel, seq: usize, dtype: DType) -> Maker<'f> {
         let types = Types::new(model.size("M"), seq, dtype);
-        Maker { model, types, weights: model.weights(), kinds: model.kinds() }
+        Maker { model, types, weights: model.weights(), kinds: model.kinds(), documents: false }
     }
 
     /// The first layer of each kind.
@@ -159,6 +162,11 @@ impl<'f> Maker<'f> {
 
     fn drops(&self, mode: Mode) -> bool {
         self.model.drops(Part::Embed, mode) || self.blocks_drop(mode)
+    }
+
+    /// Whether the function takes the documents of its tokens.
+    fn reads_documents(&self, part: Part) -> bool {
+        self.documents && self.model.reads_documents(part)
     }
 
     fn weight_type(&self, weight: &Weight) -> TensorType {
@@ -184,6 +192,9 @@ impl<'f> Maker<'f> {
         let mut b = Builder::new(module, name, Kind::Layer);
         b.param("tokens", self.types.ids.clone());
         self.add_params(&mut b, &self.weights.embed, more);
+        if self.reads_documents(Part::Embed) {
+            b.param(DOCUMENTS, self.types.ids.clone());
+        }
         if self.model.drops(Part::Embed, mode) {
             b.param("key", key_type());
         }
@@ -207,6 +218,9 @@ impl<'f> Maker<'f> {
             let mut b = Builder::new(module, &name, Kind::Layer);
             b.param("x", self.types.x.clone());
             self.add_params(&mut b, &self.weights.layers[layer], &more(layer));
+            if self.reads_documents(part) {
+                b.param(DOCUMENTS, self.types.ids.clone());
+            }
             if self.model.drops(part, mode) {
                 b.param("key", key_type());
             }
@@ -264,16 +278,20 @@ impl<'f> Maker<'f> {
         let weights = self.take_weights(&mut b);
         let tokens = b.param("tokens", self.types.ids.clone());
         let labels = (ending == Ending::Loss).then(|| b.param("labels", self.types.ids.clone()));
+        let documents = self.documents.then(|| b.param(DOCUMENTS, self.types.ids.clone()));
         let key = self.drops(mode).then(|| b.param("key", key_type()));
+        let documents_of = |part| documents.filter(|_| self.reads_documents(part));
         let embed_key = key.filter(|_| self.model.drops(Part::Embed, mode));
-        let operands = [tokens].into_iter().chain(weights.embed).chain(embed_key);
+        let operands = [tokens].into_iter().chain(weights.embed);
+        let operands = operands.chain(documents_of(Part::Embed)).chain(embed_key);
         let mut x = b.call("x", &callees.embed, &operands.collect::<Vec<_>>())[0];
         for (layer, weights) in weights.layers.into_iter().enumerate() {
             let key = key.filter(|_| self.model.drops(Part::Block(layer), mode));
             let salt = layer as u32;
             let key =
                 key.map(|key| b.push(&format!("h.{layer}.key"), Op::FoldKey { salt }, &[key]));
-            let operands = [x].into_iter().chain(weights).chain(key);
+            let documents = documents_of(Part::Block(layer));
+            let operands = [x].into_iter().chain(weights).chain(documents).chain(key);
             let block = &callees.blocks[self.kinds[layer]];
             x = b.call(&format!("h.{layer}.x"), block, &operands.collect::<Vec<_>>())[0];
         }

@@ -24,7 +24,7 @@ pub use body::AttentionTraits;
 pub use expr::{Scope, Value};
 pub use rotary::{Ramp, Rotary, Scaling};
 
-pub(crate) use body::{Mode, Part};
+pub(crate) use body::{DOCUMENTS, Mode, Part};
 pub(crate) use config::read_family;
 pub(crate) use expr::Expr;
 pub(crate) use weights::Weights;

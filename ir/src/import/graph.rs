@@ -4,6 +4,7 @@
 //! of the first entry, that come before `tokens`; without `tokens`, the leading ones that are
 //! floating-point and do not depend on the batch. The symbol `S` is bound to the sequence length.
 
+use super::family::DOCUMENTS;
 use super::{Architecture, Description, Init, Model, Options, Source, Weight};
 use crate::autodiff::{GRAD, STEP_PART};
 use crate::call_graph::CallGraph;
@@ -11,8 +12,9 @@ use crate::dim::{Bindings, Dim};
 use crate::library::check::settle;
 use crate::module::{Function, Kind, Module, Node};
 use crate::text::lex::{Lexeme, Token, lex};
+use crate::types::TensorType;
 use crate::verify::verify;
-use crate::{Diagnostic, Span, text};
+use crate::{DType, Diagnostic, Span, text};
 
 /// The standard deviation with which weights of a graph start: that of GPT-2.
 const INIT_STD: f64 = 0.02;
@@ -84,6 +86,9 @@ pub(super) fn import_graph(
     let entries = entries(&module);
     let loss = entries.iter().find(|entry| *entry == "loss").or(entries.first());
     let main = loss.and_then(|entry| module.function(entry));
+    if options.documents {
+        check_documents(description, main)?;
+    }
     let logits = module.function("logits").and_then(|f| f.result_types().first().cloned());
     Ok(Model {
         name: description.name.clone(),
@@ -95,6 +100,24 @@ pub(super) fn import_graph(
         entries,
         module,
     })
+}
+
+/// Refuses a graph that does not keep packed documents apart.
+fn check_documents(
+    description: &Description,
+    main: Option<&Function>,
+) -> Result<(), Vec<Diagnostic>> {
+    let params = main.into_iter().flat_map(|main| main.params().map(|param| main.value(param)));
+    let fits = |ty: &TensorType| ty.dtype == DType::I32 && ty.ndim() == 2;
+    if params.into_iter().any(|value| value.name == DOCUMENTS && fits(&value.ty)) {
+        return Ok(());
+    }
+    let name = &description.name;
+    let headline = format!("`{name}` does not take `%{DOCUMENTS}: i32[B, S]`");
+    let wrong = Diagnostic::error("E1107", Span::of(name), headline)
+        .note("the attention of a graph is masked by the graph itself")
+        .help("pass `%documents` to each `attention` of its text, or train without the mask");
+    Err(vec![wrong])
 }
 
 fn size(dim: &Dim) -> Option<usize> {

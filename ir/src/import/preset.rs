@@ -38,7 +38,7 @@ mod tests {
             read_family(&mut fields, family);
             assert_eq!(fields.finish(), Ok(Vec::new()), "{name}");
             let description = super::preset(name).unwrap();
-            let options = Options { seq: 64, dtype: DType::F32, dropout: None };
+            let options = Options { seq: 64, dtype: DType::F32, dropout: None, documents: false };
             let model = import(&description, &options).unwrap();
             assert_eq!(model.param_count(), preset.count, "{name}");
             let printed = model.module.to_string();

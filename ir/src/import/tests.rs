@@ -5,7 +5,7 @@ use crate::diagnostic::render;
 use crate::random::mix;
 use crate::text::parse_module;
 
-const OPTIONS: Options = Options { seq: 16, dtype: DType::F32, dropout: None };
+const OPTIONS: Options = Options { seq: 16, dtype: DType::F32, dropout: None, documents: false };
 
 fn read(text: &str) -> Result<Description, Vec<Diagnostic>> {
     read_config("config.json", text, "model")
@@ -196,7 +196,7 @@ fn options_that_do_not_fit_are_refused() {
         wrong.iter().map(|d| d.code).collect::<Vec<_>>()
     };
     assert_eq!(codes(&Options { seq: 257, ..OPTIONS }), ["E1108"]);
-    let all = Options { seq: 0, dtype: DType::I32, dropout: Some(1.0) };
+    let all = Options { seq: 0, dtype: DType::I32, dropout: Some(1.0), documents: false };
     assert_eq!(codes(&all), ["E1108"; 3]);
     let llama = preset("llama-3-8b").unwrap();
     assert!(import(&llama, &Options { seq: 16384, ..OPTIONS }).is_ok());

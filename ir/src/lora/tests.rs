@@ -7,7 +7,7 @@ use crate::verify::verify;
 
 fn model(name: &str) -> Model {
     let description = preset(name).expect("a preset");
-    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.1) };
+    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.1), documents: false };
     import(&description, &options).expect("it is imported")
 }
 

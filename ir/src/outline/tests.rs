@@ -30,7 +30,7 @@ fn llama(layers: usize) -> Description {
 /// The logits of a model as one flat function, beside what it was flattened from; how many weights
 /// it has.
 fn flattened(description: &Description) -> (Module, Module, usize) {
-    let options = Options { seq: 5, dtype: DType::F64, dropout: Some(0.0) };
+    let options = Options { seq: 5, dtype: DType::F64, dropout: Some(0.0), documents: false };
     let model = import(description, &options).unwrap();
     let layered = model.module;
     let mut flat = layered.clone();
@@ -138,7 +138,7 @@ fn near_repeats_stay_apart() {
 fn layered_models_stay_as_they_are() {
     let description = preset("gpt2").unwrap();
     assert!(matches!(description.architecture, Architecture::Family(_)));
-    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let mut model = import(&description, &options).unwrap();
     let before = model.module.clone();
     assert_eq!(outline(&mut model.module, "logits", model.weights.len()), [""; 0]);

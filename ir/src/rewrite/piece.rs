@@ -179,7 +179,7 @@ mod tests {
     /// A block and its gradient as primitives, some 200 nodes, in pieces of a few.
     #[test]
     fn pieces_put_together_are_the_function() {
-        let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.1) };
+        let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.1), documents: false };
         let mut module = import(&preset("gpt2-mini").unwrap(), &options).unwrap().module;
         training_step(&mut module, "loss").unwrap();
         inline_composites(&mut module, |_| false);

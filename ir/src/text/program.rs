@@ -211,6 +211,7 @@ impl fmt::Display for FeedText {
             Feed::Scalars => f.write_str("scalars"),
             Feed::Position => f.write_str("position"),
             Feed::Last => f.write_str("last"),
+            Feed::Documents => f.write_str("documents"),
         }
     }
 }

@@ -172,6 +172,7 @@ fn feed(r: &mut Draws) -> Feed {
         2 => Feed::Key { path: r.word() as u32 },
         3 => Feed::Scalars,
         4 => Feed::Position,
+        5 => Feed::Documents,
         _ => Feed::Last,
     }
 }

@@ -380,7 +380,7 @@ fn models_survive_the_round_trip_bit_for_bit() {
 fn model(name: &str) -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name);
     let description = resolve(path.to_str().unwrap()).unwrap().description;
-    let options = Options { seq: 4, dtype: DType::F64, dropout: Some(0.0) };
+    let options = Options { seq: 4, dtype: DType::F64, dropout: Some(0.0), documents: false };
     import(&description, &options).unwrap()
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn modules() -> Vec<(String, Module)> {
     let mut modules = Vec::new();
     for name in ["gpt2-tiny", "llama-tiny"] {
         let dtype = DType::F64;
-        let options = Options { seq: 4, dtype, dropout: Some(0.1) };
+        let options = Options { seq: 4, dtype, dropout: Some(0.1), documents: false };
         let mut training = import(&described(name), &options).unwrap().module;
         training_step(&mut training, "loss").unwrap();
         let options = DecodingOptions { tokens: 2, capacity: 8, dtype, logits: LogitsOf::Last };
@@ -193,7 +193,7 @@ fn steps_of_blocks_are_cheaper_and_equal() {
 #[test]
 fn twenty_steps_with_and_without_attention_have_equal_losses() {
     for name in ["gpt2-tiny", "llama-tiny"] {
-        let options = Options { seq: 4, dtype: DType::F32, dropout: Some(0.0) };
+        let options = Options { seq: 4, dtype: DType::F32, dropout: Some(0.0), documents: false };
         let mut flat = import(&described(name), &options).unwrap().module;
         inline_composites(&mut flat, |_| false);
         let mut fused = flat.clone();

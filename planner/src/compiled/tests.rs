@@ -12,7 +12,7 @@ pub(crate) fn module(layers: usize) -> Module {
             "attn_pdrop": 0}}"#
     );
     let description = read_config("config.json", &config, "small").unwrap();
-    let options = Options { seq: 33, dtype: DType::F32, dropout: None };
+    let options = Options { seq: 33, dtype: DType::F32, dropout: None, documents: false };
     prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
 }
 

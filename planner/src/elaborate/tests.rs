@@ -12,7 +12,7 @@ const SAMPLES: usize = 96;
 
 fn prepared(config: &str, seq: usize) -> Module {
     let description = read_config("config.json", config, "test").unwrap();
-    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let module = import(&description, &options).unwrap().module;
     codegen::prepare::prepare_training(module, "loss").unwrap()
 }
@@ -166,7 +166,7 @@ fn what_a_name_does_not_say_is_counted() {
 #[test]
 fn plans_of_deep_models_are_short() {
     let description = preset("llama-3-70b").unwrap();
-    let options = Options { seq: 4096, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq: 4096, dtype: DType::F32, dropout: Some(0.0), documents: false };
     let module = import(&description, &options).unwrap().module;
     let module = codegen::prepare::prepare_training(module, "loss").unwrap();
     let name: Configuration = "tp=8 pp=8 dp=12 mbs=1 vpp=5 sp zero=1".parse().unwrap();

@@ -208,7 +208,7 @@ pub fn of_description(
         Architecture::Sized(sizes) => Ok(Described { warnings, ..of_sizes(&name, sizes, seq)? }),
         Architecture::Graph(_) => {
             let seq = seq.map_or(1, |seq| seq as usize);
-            let options = Options { seq, dtype: DType::F32, dropout: None };
+            let options = Options { seq, dtype: DType::F32, dropout: None, documents: false };
             let model = import(description, &options)?;
             let is_loss = |entry: &&String| *entry == "loss";
             let entry = model.entries.iter().find(is_loss).or(model.entries.first());
@@ -332,7 +332,8 @@ mod tests {
         }
         // A graph of the same model leaves out the same of attention.
         let description = resolve("mistral-7b").unwrap().description;
-        let options = Options { seq: 8192, dtype: DType::BF16, dropout: Some(0.0) };
+        let options =
+            Options { seq: 8192, dtype: DType::BF16, dropout: Some(0.0), documents: false };
         let text = import(&description, &options).unwrap().module.to_string();
         let graph = read_graph("x.graph", &text, "mistral-7b").unwrap();
         assert_eq!(of_description(&graph, None).unwrap().work.assumptions, [window]);
@@ -382,7 +383,7 @@ mod tests {
         for name in ["llama-3-8b", "gpt2-large"] {
             let description = resolve(name).unwrap().description;
             let seq = 1024;
-            let options = Options { seq, dtype: DType::BF16, dropout: Some(0.0) };
+            let options = Options { seq, dtype: DType::BF16, dropout: Some(0.0), documents: false };
             let text = import(&description, &options).unwrap().module.to_string();
             let graph = read_graph("x.graph", &text, name).unwrap();
             let [ours, graphs] =

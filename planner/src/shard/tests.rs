@@ -12,7 +12,7 @@ const RATES: Rates = Rates {
 
 fn prepared(config: &str, seq: usize) -> Module {
     let description = read_config("config.json", config, "test").unwrap();
-    let options = Options { seq, dtype: DType::F32, dropout: None };
+    let options = Options { seq, dtype: DType::F32, dropout: None, documents: false };
     let module = import(&description, &options).unwrap().module;
     codegen::prepare::prepare_training(module, "loss").unwrap()
 }

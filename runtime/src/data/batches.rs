@@ -9,14 +9,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ir::ids::IGNORED;
 use ir::random::mix;
 use ir::{Diagnostic, Span};
+
+use super::Corpus;
 
 /// Rounds of the network. Four make a pseudorandom permutation of random functions; two more for
 /// a mixer that is not one.
 const ROUNDS: u64 = 6;
 
-/// Tokens of some samples, and what follows each.
+/// Tokens of some samples, what follows each, and where its document starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The number of samples.
@@ -25,14 +28,20 @@ pub struct Batch {
     pub seq: usize,
     /// Tokens, `[samples, seq]`.
     pub inputs: Vec<i32>,
-    /// The token after each, `[samples, seq]`.
+    /// The token after each, `[samples, seq]`; [`IGNORED`] after the last of a document that is
+    /// kept apart.
     pub labels: Vec<i32>,
+    /// For each token the place of its document's first token in the sample, `[samples, seq]`;
+    /// empty where documents are not kept apart.
+    pub documents: Vec<i32>,
 }
 
 /// The batches of a run.
 #[derive(Clone, Debug)]
 pub struct Batches {
     tokens: Arc<[u32]>,
+    /// The first tokens of documents that are kept apart, ascending.
+    documents: Option<Arc<[usize]>>,
     /// Tokens that are trained on; those after it are for validation.
     training: usize,
     seed: u64,
@@ -42,14 +51,15 @@ pub struct Batches {
 
 impl Batches {
     pub(super) fn new(
-        tokens: Arc<[u32]>,
-        training: usize,
+        corpus: &Corpus,
         seed: u64,
         seq: usize,
         global_batch: usize,
     ) -> Result<Batches, Diagnostic> {
         assert!(seq > 0 && global_batch > 0, "a batch has samples, and a sample tokens");
-        let batches = Batches { tokens, training, seed, seq, global_batch };
+        let (tokens, documents) = (Arc::clone(&corpus.tokens), corpus.apart.clone());
+        let training = corpus.training_tokens();
+        let batches = Batches { tokens, documents, training, seed, seq, global_batch };
         let windows = windows(training, seq);
         if windows >= global_batch {
             return Ok(batches);
@@ -102,7 +112,7 @@ impl Batches {
     ///
     /// The windows of an epoch start at a random place among the tokens that are too few for one
     /// more window, so that epochs don't always cut the text at the same places.
-    fn start(&self, sample: u128) -> usize {
+    pub(super) fn start(&self, sample: u128) -> usize {
         let windows = self.windows();
         let epoch = (sample / windows as u128) as u64;
         let key = mix(mix(self.seed) ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -130,14 +140,34 @@ impl Batches {
 
     /// Reads the windows that begin at `starts`.
     fn read(&self, starts: impl ExactSizeIterator<Item = usize>, batch: &mut Batch) {
-        let Batch { samples, seq, inputs, labels } = batch;
+        let Batch { samples, seq, inputs, labels, documents } = batch;
         (*samples, *seq) = (starts.len(), self.seq);
         inputs.clear();
         labels.clear();
+        documents.clear();
         for start in starts {
             let window = &self.tokens[start..start + self.seq + 1];
             inputs.extend(window[..self.seq].iter().map(|&token| token as i32));
             labels.extend(window[1..].iter().map(|&token| token as i32));
+            if let Some(firsts) = &self.documents {
+                let labels = &mut labels[inputs.len() - self.seq..];
+                keep_apart(firsts, start, labels, documents);
+            }
+        }
+    }
+}
+
+/// Appends where the document of each token of a window starts in it, and hides the labels that are
+/// of another document than their token. `firsts` are the first tokens of all documents, `start` is
+/// that of the window.
+fn keep_apart(firsts: &[usize], start: usize, labels: &mut [i32], documents: &mut Vec<i32>) {
+    let mut next = firsts.partition_point(|first| *first <= start);
+    let mut document = 0;
+    for (place, label) in labels.iter_mut().enumerate() {
+        documents.push(document);
+        if firsts.get(next) == Some(&(start + place + 1)) {
+            (next, document) = (next + 1, place as i32 + 1);
+            *label = IGNORED;
         }
     }
 }

@@ -3,7 +3,8 @@
 //! llm.c: 256 words of 32 bits, of which the first three are a magic number, a version and the
 //! number of tokens; then the tokens, 16 bits each (GPT-2) or 32 bits each (Llama 3).
 //! Megatron: a `.bin` of plain tokens beside a `.idx`: `MMIDIDX\0\0`, version 1, a code for the
-//! type of tokens, the numbers of sequences and of document ends; then lengths, places and ends.
+//! type of tokens, the numbers of sequences and of document ends; then the lengths of sequences,
+//! their places, and the sequences at which documents start, and the number of all at last.
 
 use std::path::Path;
 
@@ -23,6 +24,14 @@ const INDEX_MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 /// Bytes of a Megatron index before its lists.
 const INDEX_HEADER: usize = 34;
 
+/// What a file of tokens holds.
+#[derive(Debug, PartialEq)]
+pub(super) struct Ready {
+    pub(super) tokens: Vec<u32>,
+    /// Tokens at which documents start, where the file lists them: ascending.
+    pub(super) documents: Vec<usize>,
+}
+
 /// Whether a file is the index of a Megatron file beside it.
 pub(super) fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "idx") && path.with_extension("bin").exists()
@@ -32,24 +41,20 @@ pub(super) fn is_index(path: &Path) -> bool {
 ///
 /// **Errors.** E4033 if it is no known or a damaged format, E4034 if a token is beyond the
 /// vocabulary.
-pub(super) fn read(
-    path: &Path,
-    bytes: &[u8],
-    vocabulary: usize,
-) -> Result<Option<Vec<u32>>, Failure> {
+pub(super) fn read(path: &Path, bytes: &[u8], vocabulary: usize) -> Result<Option<Ready>, Failure> {
     if path.extension().is_none_or(|extension| extension != "bin") {
         return Ok(None);
     }
     let index = path.with_extension("idx");
     let span = Span::of(path.display().to_string());
-    let (start, width) = if index.exists() {
+    let (start, (width, documents)) = if index.exists() {
         let index_map = Map::open(&index)?;
         let index_span = Span::of(index.display().to_string());
-        let width = megatron_width(&index_map, bytes.len() as u64)
-            .map_err(|headline| damaged(index_span, headline))?;
-        (0, width)
+        let read = read_index(&index_map, bytes.len() as u64);
+        (0, read.map_err(|headline| damaged(index_span, headline))?)
     } else {
-        (HEADER, llm_c_width(bytes).map_err(|headline| damaged(span.clone(), headline))?)
+        let width = llm_c_width(bytes).map_err(|headline| damaged(span.clone(), headline))?;
+        (HEADER, (width, Vec::new()))
     };
     let data = &bytes[start..];
     let tokens = widen(data, width);
@@ -61,7 +66,7 @@ pub(super) fn read(
             .help("use tokens that were made for this model")
             .into());
     }
-    Ok(Some(tokens))
+    Ok(Some(Ready { tokens, documents }))
 }
 
 fn damaged(span: Span, headline: String) -> Diagnostic {
@@ -104,8 +109,9 @@ fn llm_c_width(bytes: &[u8]) -> Result<usize, String> {
     Ok(width)
 }
 
-/// Checks an index against the size of its data, and returns the bytes of a token.
-fn megatron_width(index: &[u8], data_len: u64) -> Result<usize, String> {
+/// Checks an index against the size of its data, and returns the bytes of a token and the tokens at
+/// which documents start.
+fn read_index(index: &[u8], data_len: u64) -> Result<(usize, Vec<usize>), String> {
     let number = |at: usize| {
         let bytes = index.get(at..)?.first_chunk::<8>()?;
         Some(u64::from_le_bytes(*bytes))
@@ -138,7 +144,26 @@ fn megatron_width(index: &[u8], data_len: u64) -> Result<usize, String> {
             "the index says {total} tokens of {width} bytes, and the data has {data_len} bytes"
         ));
     }
-    Ok(width)
+    let listed = &index[INDEX_HEADER + 12 * sequences as usize..][..8 * documents as usize];
+    Ok((width, first_tokens(lengths, listed)?))
+}
+
+/// The first token of each document: `lengths` are the tokens of sequences, `listed` the sequences
+/// at which documents start.
+fn first_tokens(lengths: &[u8], listed: &[u8]) -> Result<Vec<usize>, String> {
+    let mut lengths = lengths.as_chunks().0.iter();
+    let (mut sequence, mut token, mut firsts) = (0, 0, Vec::new());
+    for first in listed.as_chunks().0 {
+        let first = u64::from_le_bytes(*first);
+        if first < sequence || first - sequence > lengths.len() as u64 {
+            return Err(format!("a document starts at sequence {first}, and there is none"));
+        }
+        let passed = lengths.by_ref().take((first - sequence) as usize);
+        token += passed.map(|length| u32::from_le_bytes(*length) as usize).sum::<usize>();
+        sequence = first;
+        firsts.push(token);
+    }
+    Ok(firsts)
 }
 
 #[cfg(test)]
@@ -158,7 +183,10 @@ mod tests {
 
     #[test]
     fn tokens_of_both_formats_are_read() {
-        let read = |bytes: &[u8]| super::read(Path::new("a.bin"), bytes, 1 << 20);
+        let read = |bytes: &[u8]| {
+            let ready = super::read(Path::new("a.bin"), bytes, 1 << 20);
+            ready.map(|ready| ready.map(|ready| ready.tokens))
+        };
         let short = llm_c_file(MAGIC_16, 1, &[1, 0, 0, 2], 2);
         assert_eq!(read(&short).unwrap().unwrap(), [1, 512]);
         let long = llm_c_file(MAGIC_32, 7, &[1, 0, 2, 0], 4);
@@ -170,7 +198,8 @@ mod tests {
     #[test]
     fn a_token_that_the_model_lacks_is_told_with_its_place() {
         let file = llm_c_file(MAGIC_16, 1, &[1, 0, 44, 1, 2, 0], 2);
-        assert_eq!(super::read(Path::new("a.bin"), &file, 301).unwrap().unwrap(), [1, 300, 2]);
+        let ready = super::read(Path::new("a.bin"), &file, 301).unwrap().unwrap();
+        assert_eq!((ready.tokens, ready.documents), (vec![1, 300, 2], Vec::new()));
         let Err(Failure::Input(wrong)) = super::read(Path::new("a.bin"), &file, 300) else {
             panic!("300 is no token of 300");
         };
@@ -191,12 +220,19 @@ mod tests {
 
     #[test]
     fn an_index_is_checked_against_its_data() {
-        assert_eq!(megatron_width(&index(), 24), Ok(2));
-        assert!(megatron_width(&index(), 26).is_err());
-        assert!(megatron_width(&index()[..60], 24).is_err());
+        assert_eq!(read_index(&index(), 24), Ok((2, vec![0, 5, 12])));
+        assert!(read_index(&index(), 26).is_err());
+        assert!(read_index(&index()[..60], 24).is_err());
         let mut huge = index();
         huge[18..26].fill(0xff);
-        assert!(megatron_width(&huge, 24).is_err());
+        assert!(read_index(&huge, 24).is_err());
+        for wrong in [[0_u64, 3, 2], [1, 0, 2], [0, 1, u64::MAX]] {
+            let mut damaged = index();
+            let start = damaged.len() - 24;
+            damaged.truncate(start);
+            damaged.extend(wrong.iter().flat_map(|n| n.to_le_bytes()));
+            assert!(read_index(&damaged, 24).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]
@@ -206,7 +242,7 @@ mod tests {
             let _ = llm_c_width(&mutant);
         }
         for (_, mutant) in mutations(&index(), 300) {
-            let _ = megatron_width(&mutant, 24);
+            let _ = read_index(&mutant, 24);
         }
     }
 }

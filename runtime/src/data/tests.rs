@@ -154,3 +154,62 @@ fn reading_ahead_ends_with_whoever_reads() {
         assert_eq!((before, Arc::strong_count(&corpus.tokens)), (2, 1));
     }
 }
+
+/// Each window against a walk over all tokens of the corpus.
+#[test]
+fn windows_know_where_their_documents_start() {
+    let scratch = Scratch::new("documents");
+    for (name, text) in [("a.txt", "ab.cde..f"), ("b.txt", ""), ("c.txt", "ghi.j"), ("d.txt", "k.")]
+    {
+        fs::write(scratch.join(name), text).unwrap();
+    }
+    let bytes = Tokenizer::bytes(256).unwrap();
+    let load = || Corpus::load(&[scratch.path().display().to_string()], &bytes).unwrap();
+    let plain = load();
+    assert_eq!((plain.documents(), load().with_documents_apart(None).documents()), (None, Some(3)));
+    let corpus = load().with_documents_apart(Some(b'.'.into()));
+    // ab. cde. . f | ghi. j | k.
+    assert_eq!(corpus.documents(), Some(7));
+    assert_ne!(corpus.hash(), plain.hash());
+    assert_ne!(corpus.hash(), load().with_documents_apart(None).hash());
+    assert_eq!(corpus.hash(), load().with_documents_apart(Some(b'.'.into())).hash());
+    let number = |at: usize| [3, 7, 8, 9, 13, 14].iter().filter(|first| **first <= at).count();
+    let (seq, mut seen) = (5, 0);
+    let batches = corpus.batches(3, seq, 2).unwrap();
+    for step in 0..20 {
+        let batch = batches.training(step, 0..2);
+        let starts = [0, 1].map(|sample| batches.start(u128::from(step) * 2 + sample));
+        for (sample, start) in starts.into_iter().enumerate() {
+            for place in 0..seq {
+                let at = sample * seq + place;
+                let same =
+                    (0..=place).rev().take_while(|p| number(start + p) == number(start + place));
+                assert_eq!(batch.documents[at], same.last().unwrap() as i32, "{start} {place}");
+                let is_last = number(start + place) != number(start + place + 1);
+                let label = if is_last { -100 } else { corpus.tokens()[start + place + 1] as i32 };
+                assert_eq!(batch.labels[at], label, "{start} {place}");
+                seen += usize::from(is_last);
+            }
+        }
+    }
+    assert!(seen > 20, "{seen} ends of documents");
+    assert!(plain.batches(3, seq, 2).unwrap().training(0, 0..2).documents.is_empty());
+}
+
+#[test]
+fn documents_of_a_megatron_data_set_are_those_of_its_index() {
+    let scratch = Scratch::new("index");
+    let mut index = b"MMIDIDX\0\0".to_vec();
+    index.extend(1_u64.to_le_bytes());
+    index.push(1);
+    index.extend([3_u64, 3].iter().flat_map(|n| n.to_le_bytes()));
+    index.extend([2_i32, 3, 4].iter().flat_map(|n| n.to_le_bytes()));
+    // The second document is two sequences.
+    index.extend([0_i64, 2, 5, 0, 1, 3].iter().flat_map(|n| n.to_le_bytes()));
+    fs::write(scratch.join("a.bin"), [1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
+    fs::write(scratch.join("a.idx"), index).unwrap();
+    fs::write(scratch.join("b.txt"), "text").unwrap();
+    let bytes = Tokenizer::bytes(256).unwrap();
+    let corpus = Corpus::load(&[scratch.path().display().to_string()], &bytes).unwrap();
+    assert_eq!(corpus.firsts, [0, 2, 9]);
+}

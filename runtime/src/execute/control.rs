@@ -21,6 +21,7 @@ const LONG: Duration = Duration::from_secs(3600);
 pub(super) struct Inputs {
     pub(super) tokens: Vec<i32>,
     pub(super) labels: Vec<i32>,
+    pub(super) documents: Vec<i32>,
     pub(super) position: i32,
     pub(super) last: i32,
     pub(super) scalars: Scalars,
@@ -56,9 +57,15 @@ impl Control {
     pub(super) fn new(size: usize, deadline: Duration, samples: Arc<[Option<Samples>]>) -> Control {
         let answers = (0..size).map(|_| Some(Ok(RankTime::default()))).collect();
         let state = State { order: 0, phase: Some(Phase::Step), answers, failure: None };
-        let scalars = Scalars::default();
-        let (tokens, labels) = (Vec::new(), Vec::new());
-        let inputs = Inputs { tokens, labels, position: 0, last: 0, scalars, examines: false };
+        let inputs = Inputs {
+            tokens: Vec::new(),
+            labels: Vec::new(),
+            documents: Vec::new(),
+            position: 0,
+            last: 0,
+            scalars: Scalars::default(),
+            examines: false,
+        };
         Control {
             state: Mutex::new(state),
             ordered: Condvar::new(),
@@ -128,17 +135,24 @@ impl Control {
 
     /// Copies what the ranks will read into memory that is used again.
     fn feed(&self, phase: Phase, batch: &Batch<'_>, scalars: Scalars, examines: bool) {
+        let mut inputs = self.inputs.write().unwrap_or_else(PoisonError::into_inner);
+        inputs.documents.clear();
+        inputs.documents.extend_from_slice(batch.documents);
         if let Some(samples) = self.samples[phase.index()] {
             let wanted = samples.global() * samples.seq;
             let fits = |given: &[i32]| given.is_empty() || given.len() == wanted;
             assert!(
-                fits(batch.tokens) && fits(batch.labels),
+                fits(batch.tokens) && fits(batch.labels) && fits(batch.documents),
                 "a global batch has {} samples of {} tokens",
                 samples.global(),
                 samples.seq
             );
+            let starts = batch.documents.chunks(samples.seq).flat_map(|row| row.iter().zip(0..));
+            let mut is_start = starts.map(|(&start, token)| (0..=token).contains(&start));
+            assert!(is_start.all(|holds| holds), "a document starts at one of its tokens");
+            // Where nothing is said, each sample is one document.
+            inputs.documents.resize(wanted, 0);
         }
-        let mut inputs = self.inputs.write().unwrap_or_else(PoisonError::into_inner);
         inputs.tokens.clear();
         inputs.tokens.extend_from_slice(batch.tokens);
         inputs.labels.clear();

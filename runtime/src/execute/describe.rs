@@ -36,6 +36,7 @@ fn step_name(program: &Program, step: &Step) -> String {
             let what = match feed {
                 Feed::Tokens => "tokens",
                 Feed::Labels => "labels",
+                Feed::Documents => "documents",
                 Feed::Key { .. } => "key",
                 Feed::Scalars => "scalars",
                 Feed::Position => "position",

@@ -225,7 +225,7 @@ impl Runner {
         let first = samples.map_or(0, |samples| samples.first(microbatch, self.data));
         let target = arena.bytes_mut(range(buffer));
         let rows = |source: &[i32], target: &mut [u8]| {
-            let samples = samples.expect("who feeds tokens or labels has samples");
+            let samples = samples.expect("who feeds tokens, labels or documents has samples");
             let start = first * samples.seq;
             put(&source[start..start + samples.size * samples.seq], i32::to_le_bytes, target);
         };
@@ -233,6 +233,7 @@ impl Runner {
         match feed {
             Feed::Tokens => rows(&inputs.tokens, target),
             Feed::Labels => rows(&inputs.labels, target),
+            Feed::Documents => rows(&inputs.documents, target),
             Feed::Key { path } => {
                 let words = [scalars.seed, scalars.step, path, first as u32];
                 put(&words, u32::to_le_bytes, target);

@@ -42,7 +42,8 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
         return Err(usage("--output", headline).help("name another directory").into());
     }
     let Settings { seq, .. } = &settings;
-    let options = Options { seq: *seq, dtype: precision.accumulate, dropout: None };
+    let options =
+        Options { seq: *seq, dtype: precision.accumulate, dropout: None, documents: false };
     let model = crate::import(&description, &options)?;
     let lora = settings.lora.as_ref();
     let adapters = lora.map(|lora| Adapters::of(&description, lora, *seq)).transpose()?;

@@ -104,7 +104,8 @@ impl Compiled<'_> {
         let (description, _, origin) = generate::open(source)?;
         let Plan { seq, precision, .. } = self.plan;
         let dtype = precision.accumulate;
-        let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
+        let model =
+            crate::import(&description, &Options { seq, dtype, dropout: None, documents: false })?;
         let weights = |module: &Module| {
             let function = module.function(crate::LOSS)?;
             let param = |id| (function.value(id).name.clone(), function.ty(id).clone());

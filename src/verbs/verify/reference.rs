@@ -9,7 +9,7 @@ use ir::import::Model;
 use ir::random::mix;
 use ir::{DType, Dim, Function, Kind, Module, Op, Tensor, TensorType};
 
-use super::{Computed, batch, difference, drawn_weights};
+use super::{Computed, batch, difference, documents, drawn_weights};
 use crate::failure::Failure;
 use crate::job::PlanRequest;
 
@@ -53,6 +53,7 @@ impl Reference {
         }
         let weights = drawn_weights(question, model, seed)?;
         let (tokens, labels) = batch(question, model, seed);
+        let documents = documents(question, seed);
         let samples = question.global_batch_size;
         let mut module = model.module.clone();
         module.bind(&Bindings::from([("B".to_owned(), samples as i64)]));
@@ -66,6 +67,7 @@ impl Reference {
                 (Some(numbers), _) => Tensor::from_f64(ty.dtype, &dims, numbers.clone()),
                 (None, "tokens") => Tensor::int(ty.dtype, &dims, ids(&tokens)),
                 (None, "labels") => Tensor::int(ty.dtype, &dims, ids(&labels)),
+                (None, "documents") => Tensor::int(ty.dtype, &dims, ids(&documents)),
                 (None, _) => return None,
             };
             (tensor.ty() == *ty).then_some(tensor)

@@ -197,7 +197,7 @@ mod tests {
     }];
 
     fn model() -> (Model, PlanRequest) {
-        let options = Options { seq: 8, dtype: DType::F64, dropout: Some(0.0) };
+        let options = Options { seq: 8, dtype: DType::F64, dropout: Some(0.0), documents: false };
         let model = crate::import(&preset("gpt2-mini").expect("a preset"), &options).unwrap();
         let question = PlanRequest {
             cluster: Cluster::load("cpu-local").unwrap(),

@@ -169,7 +169,9 @@ impl<'a> Rank<'a> {
 
     fn feed(&mut self, world: &mut World<'_, 'a>, feed: Feed, microbatch: usize, buffer: BufferId) {
         let label = match feed {
-            Feed::Tokens | Feed::Labels | Feed::Key { .. } => world.labels.of(microbatch),
+            Feed::Tokens | Feed::Labels | Feed::Documents | Feed::Key { .. } => {
+                world.labels.of(microbatch)
+            }
             Feed::Scalars | Feed::Position | Feed::Last => Labels::NONE,
         };
         let count = world.setup.plan.microbatch_count;

@@ -19,6 +19,7 @@ impl Class<'_> {
                     }
                     Operand::Tokens => self.allocate_feed(Feed::Tokens),
                     Operand::Labels => self.allocate_feed(Feed::Labels),
+                    Operand::Documents => self.allocate_feed(Feed::Documents),
                     Operand::Key(path) => self.allocate_feed(Feed::Key { path: *path }),
                     Operand::Position => self.allocate_feed(Feed::Position),
                     Operand::Last => self.allocate_feed(Feed::Last),
@@ -55,9 +56,12 @@ impl Class<'_> {
             return *there;
         }
         let plan = self.plan;
+        let of_samples =
+            |name: &str| (name.to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]);
         let (name, dtype, sizes) = match feed {
-            Feed::Tokens => ("tokens".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
-            Feed::Labels => ("labels".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
+            Feed::Tokens => of_samples("tokens"),
+            Feed::Labels => of_samples("labels"),
+            Feed::Documents => of_samples("documents"),
             Feed::Key { path } => (format!("key.{path}"), DType::U32, vec![4]),
             Feed::Scalars => ("scalars".to_owned(), self.sums(), vec![SCALARS]),
             Feed::Position => ("position".to_owned(), DType::I32, Vec::new()),

@@ -13,7 +13,7 @@ impl Class<'_> {
             let is_meant = match feed {
                 Feed::Scalars => false,
                 Feed::Key { .. } => with_keys,
-                Feed::Tokens | Feed::Labels | Feed::Position | Feed::Last => true,
+                Feed::Tokens | Feed::Labels | Feed::Documents | Feed::Position | Feed::Last => true,
             };
             if is_meant {
                 steps.push(Step::Feed { feed: *feed, microbatch, buffer: *buffer });
@@ -26,6 +26,7 @@ impl Class<'_> {
             Operand::Weight(weight) => self.store.param(weight),
             Operand::Tokens => self.feeds[&Feed::Tokens],
             Operand::Labels => self.feeds[&Feed::Labels],
+            Operand::Documents => self.feeds[&Feed::Documents],
             Operand::Key(path) => self.feeds[&Feed::Key { path }],
             Operand::Position => self.feeds[&Feed::Position],
             Operand::Last => self.feeds[&Feed::Last],
@@ -108,6 +109,7 @@ impl Class<'_> {
                     Operand::Value(value) => self.cotangents[&value],
                     Operand::Tokens
                     | Operand::Labels
+                    | Operand::Documents
                     | Operand::Key(_)
                     | Operand::Position
                     | Operand::Last

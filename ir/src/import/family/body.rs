@@ -16,11 +16,16 @@
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
 //! | `position` | the position of the first token |
-//! | `positions %tokens` | the positions of the tokens |
-//! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` |
+//! | `positions %tokens` | the positions of the tokens, in their documents where these are given |
+//! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` that it lacks |
 //!
 //! `attend` takes the further attributes of the composite `attention`, and `alibi=GAIN alibi_max=8`
 //! for a bias that grows with the distance.
+//!
+//! A function with a parameter `documents` keeps packed documents apart: attention sees keys of the
+//! query's own document only, and learned positions count from its first token. Rotary embeddings
+//! and ALiBi count from the start of the sample all the same: scores depend on differences of
+//! positions only.
 
 use std::collections::BTreeMap;
 
@@ -37,6 +42,9 @@ use crate::op::{Binary, Comparison, Op, Unary};
 use crate::text::attrs::Names;
 use crate::text::guard::{Setting, Settings, select};
 use crate::types::TensorType;
+
+/// The parameter of what keeps packed documents apart.
+pub(crate) const DOCUMENTS: &str = "documents";
 
 /// The functions of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +144,13 @@ impl FamilyModel {
             let Line::Call { op: "dropout" | "attend", named, .. } = line else { return false };
             named.iter().any(|(key, value)| *key == "p" && body.number(value) > 0.0)
         })
+    }
+
+    /// Whether the function attends to other tokens, or looks up their positions.
+    pub(crate) fn reads_documents(&self, part: Part) -> bool {
+        let body = self.body(part, Mode::Eval, DType::F32);
+        let reads = |line: &&Line| matches!(line, Line::Call { op: "attend" | "positions", .. });
+        body.lines.iter().any(reads)
     }
 
     /// Adds the nodes of a function whose parameters are there; returns its results.
@@ -295,7 +310,11 @@ impl Making<'_> {
             "constant_like" => {
                 b.constant_like(call.result, self.body.number(call.bare[0]), call.operands[0])
             }
-            "broadcast_like" => b.broadcast_like(call.result, call.operands[0], call.operands[1]),
+            "broadcast_like" => {
+                let [x, like] = call.operands[..] else { panic!("a value, and one with its dims") };
+                let has_all = b.ty(x).ndim() == b.ty(like).ndim();
+                if has_all { x } else { b.broadcast_like(call.result, x, like) }
+            }
             op if templates().contains_key(op) => {
                 let attributes: Vec<(&str, f64)> =
                     call.named.iter().map(|(key, expr)| (*key, self.body.number(expr))).collect();
@@ -385,13 +404,17 @@ impl Making<'_> {
         }
         attributes.push(("query_offset", 0.0));
         let bias = alibi.map(|(gain, max)| self.alibi(b, k, max, gain));
+        let documents = b.function().find(DOCUMENTS);
+        if documents.is_some() {
+            attributes.push(("documents", 1.0));
+        }
+        let operands = [q, k, v].into_iter().chain(bias).chain(documents);
         if p == 0.0 {
-            let operands: Vec<ValueId> = [q, k, v].into_iter().chain(bias).collect();
+            let operands: Vec<ValueId> = operands.collect();
             return b.composite(call.result, "attention", &attributes, &operands)[0];
         }
         attributes.extend([("p", p), ("salt", salt), ("heads", heads as f64)]);
-        let operands: Vec<ValueId> =
-            [q, k, v].into_iter().chain(bias).chain([param(b, "key")]).collect();
+        let operands: Vec<ValueId> = operands.chain([param(b, "key")]).collect();
         b.composite(call.result, "attention_dropout", &attributes, &operands)[0]
     }
 
@@ -576,10 +599,15 @@ fn linear(b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
     b.add(name, product, wide)
 }
 
-/// The positions `i32[S]` of the tokens: from 0 or, where there is one, from `position` on.
+/// The positions `i32[S]` of the tokens: from 0 or, where there is one, from `position` on. With
+/// `documents`, those in each token's document, `i32[B, S]`.
 fn positions(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
-    let seq = b.ty(tokens).dims[1].clone();
-    let row = b.iota("row", 0, DType::I32, vec![seq]);
+    let dims = b.ty(tokens).dims.clone();
+    if let Some(documents) = b.function().find(DOCUMENTS) {
+        let row = b.iota("row", 1, DType::I32, dims);
+        return b.binary("at", Binary::Sub, row, documents);
+    }
+    let row = b.iota("row", 0, DType::I32, vec![dims[1].clone()]);
     match b.function().find("position") {
         Some(position) => {
             let from = b.broadcast_like("from", position, row);

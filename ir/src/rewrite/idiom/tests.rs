@@ -66,7 +66,8 @@ fn check(module: &Module) {
 fn composites_of_models_are_found_again_after_inlining() {
     for name in ["gpt2", "llama-3-8b"] {
         for dropout in [0.0, 0.1] {
-            let options = Options { seq: 32, dtype: DType::F32, dropout: Some(dropout) };
+            let options =
+                Options { seq: 32, dtype: DType::F32, dropout: Some(dropout), documents: false };
             check(&import(&preset(name).unwrap(), &options).unwrap().module);
         }
         let logits = LogitsOf::Last;
@@ -183,7 +184,7 @@ fn within_bounds(
 
 #[test]
 fn recognised_modules_compute_the_same_bits() {
-    let options = Options { seq: 4, dtype: DType::F64, dropout: Some(0.0) };
+    let options = Options { seq: 4, dtype: DType::F64, dropout: Some(0.0), documents: false };
     let mut model = import(&preset("gpt2-mini").unwrap(), &options).unwrap();
     let ids = |x: &[i64]| Tensor::int(DType::I32, &[1, 4], x.to_vec());
     let mut args: Vec<Tensor> = Vec::new();

@@ -437,6 +437,7 @@ impl<'t> Line<'t> {
             "scalars" => Feed::Scalars,
             "position" => Feed::Position,
             "last" => Feed::Last,
+            "documents" => Feed::Documents,
             _ => {
                 self.next -= 1;
                 return Err(Refusal::Unread);

@@ -509,7 +509,11 @@ mod tests {
     use super::*;
 
     fn built(description: &Description, seq: usize) -> Model {
-        import(description, &Options { seq, dtype: DType::F32, dropout: Some(0.0) }).unwrap()
+        import(
+            description,
+            &Options { seq, dtype: DType::F32, dropout: Some(0.0), documents: false },
+        )
+        .unwrap()
     }
 
     fn model(name: &str) -> Model {
