@@ -7,6 +7,7 @@ use std::str::FromStr;
 use ir::dim::{Bindings, Dim};
 use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
+use ir::precision::ROLES;
 use ir::{DType, Diagnostic, Module, TensorType};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
@@ -460,19 +461,26 @@ pub fn training_precision(
     let mut precision = ir::precision::Precision::training(dtype);
     let (mut wrong, mut said) = (Vec::new(), BTreeSet::new());
     for role in roles {
-        let set = match role.split_once('=') {
-            Some((name, _)) if !said.insert(name.trim()) => {
-                Err(format!("the role `{}` is set twice", name.trim()))
-            }
-            Some((name, to)) => precision.set(name.trim(), to.trim()),
-            None => Err(format!("`{role}` sets no role: write one such as states=bf16")),
+        let Some((name, to)) = role.split_once('=').map(|(name, to)| (name.trim(), to.trim()))
+        else {
+            let headline = format!("`{role}` sets no role");
+            wrong.push(usage("--precision", headline).help("write ROLE=TYPE, as in states=bf16"));
+            continue;
         };
-        if let Err(why) = set {
-            wrong.push(
-                usage("--precision", why)
-                    .help("set each role once, such as --precision master=none,states=bf16"),
-            );
+        if !said.insert(name) {
+            let headline = format!("the role `{name}` is set twice");
+            wrong.push(usage("--precision", headline).help("set it once"));
+        } else if let Err(why) = precision.set(name, to) {
+            let help = match ROLES.contains(&name) {
+                true => "types are f64, f32, bf16 and f16; masters may be none, too",
+                false => "set one of these roles, as in states=bf16",
+            };
+            wrong.push(usage("--precision", why).help(help));
         }
+    }
+    // Gradients are exchanged as they are added up, unless something else is said.
+    if said.contains("gradients") && !said.contains("reduce") {
+        precision.reduce = precision.gradients;
     }
     if wrong.is_empty() {
         let lacking = precision.lacking().into_iter();

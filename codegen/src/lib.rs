@@ -69,6 +69,7 @@ pub mod refusal;
 pub mod catalogue;
 pub mod lower;
 pub mod retype;
+mod saved;
 pub mod prepare;
 pub mod ranges;
 pub mod narrow;

@@ -13,6 +13,7 @@ use ir::{DType, Diagnostic, Dim, Kind, Module, Op, Span};
 use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
 use crate::retype::retype;
+use crate::saved::round_saved;
 
 /// The name of the entry that computes the same as `entry` without what is only for training.
 pub fn evaluation_name(entry: &str) -> String {
@@ -127,6 +128,9 @@ pub fn prepare(
     place_draws(&mut module)?;
     after("inline", &module);
     let simplified = simplify(&mut module, &rules(false));
+    if purpose == Purpose::Training {
+        round_saved(&mut module, &precision);
+    }
     for function in &mut module.functions {
         ir::pass::remove_dead_nodes(function);
     }

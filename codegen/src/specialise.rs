@@ -26,6 +26,9 @@ pub struct Halves {
     pub backward_params: Vec<Source>,
 }
 
+/// The end of the name of a value that is kept in place of the one that it was rounded from.
+pub(crate) const SAVED: &str = ".saved";
+
 /// The composites that are attention.
 const ATTENTION: [&str; 2] = ["attention", "attention_dropout"];
 
@@ -86,7 +89,7 @@ pub fn specialise(
 }
 
 /// For each value, whether it depends on one that `root` names.
-fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> {
+pub(crate) fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> {
     let mut depends = vec![false; function.values.len()];
     for (at, flag) in depends.iter_mut().enumerate() {
         *flag = root(ValueId(at as u32));
@@ -133,7 +136,9 @@ fn kept_values(
         let Some(at) = producers[value.index()] else { continue };
         let node = &function.nodes[at];
         // A product that adds to its result does not leave what it adds to.
-        let is_worth = is_kept(&node.op) || sums.contains_key(&at);
+        let is_worth = is_kept(&node.op)
+            || sums.contains_key(&at)
+            || function.value(value).name.ends_with(SAVED);
         if !late[value.index()] && is_worth && !is_recomputed(node) {
             kept.push(value);
         } else {
@@ -144,7 +149,8 @@ fn kept_values(
     kept
 }
 
-fn is_kept(op: &Op) -> bool {
+/// Whether what an op yields is worth keeping for the backward pass.
+pub(crate) fn is_kept(op: &Op) -> bool {
     match op.class() {
         Class::Product
         | Class::Reduction

@@ -114,8 +114,8 @@ pub struct Args {
     /// The element type: f32, f64, or bf16 and f16 with weights and sums of f32 [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = STEP)]
     pub dtype: Option<DType>,
-    /// Types of single roles: parameters, compute, master (or none), gradients, reduce, states,
-    /// logits
+    /// Types of single roles: parameters, compute, accumulate, master (or none), gradients, reduce,
+    /// states, saved (activations), logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',', help_heading = STEP)]
     pub precision: Vec<String>,
     /// Probability of every dropout [default: as the model's config says]

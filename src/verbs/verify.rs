@@ -62,8 +62,8 @@ pub struct Args {
     /// that of a graph]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
-    /// Types of single roles: parameters, compute, master (or none), gradients, reduce, states,
-    /// logits
+    /// Types of single roles: parameters, compute, accumulate, master (or none), gradients, reduce,
+    /// states, saved (activations), logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Probability of dropout, the same elements on every mesh
@@ -159,7 +159,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return rules::run(args, &model, &mut question);
     }
     let expected = step_of_one(&mut question, &model, args.seed)?;
-    if precision.compute.is_narrow() {
+    if precision.compute.is_narrow() || precision.saved != precision.compute {
         return narrow::run(args, &model, &mut question, &expected);
     }
     if args.ranks == 1 && args.plan.is_none() {
@@ -272,10 +272,10 @@ pub(super) fn error_max(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-10 } else { 1e-4 }
 }
 
-/// How far gradients are moved where ranks exchange narrower numbers than they add up: each term
-/// and the sum by half a unit in the last place. Chosen: twice that, for terms larger than the sum.
+/// How far gradients are moved where ranks exchange narrow numbers: each term and the sum by half a
+/// unit in the last place. Chosen: twice that, for terms larger than the sum.
 pub(super) fn rounding_of_sums(precision: &Precision, ranks: usize) -> f64 {
-    if precision.reduce == precision.gradients {
+    if !precision.reduce.is_narrow() {
         return 0.0;
     }
     let least = [8, 9, 10, 11].map(|bits| 2.0_f64.powi(-bits));

@@ -7,6 +7,7 @@ use std::process::Output;
 
 use ir::formats::nearest;
 use ir::ids::IGNORED;
+use ir::plan::Keep;
 use ir::precision::Precision;
 use ir::{DType, Mesh};
 use runtime::execute::{Batch, Part, Scalars};
@@ -14,7 +15,8 @@ use runtime::load::{Named, collect_weights};
 use serde_json::Value;
 
 use crate::families::case::{Case, ONE};
-use crate::model::prepared_as;
+use crate::mesh::{batch, gpt2, llama, random_weights};
+use crate::model::{Wanted, load, plan, prepared_as, session};
 use crate::scratch::{Scratch, text};
 
 /// How much farther from the truth than PyTorch a narrow type may be.
@@ -124,6 +126,9 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
         "verify model --ranks 2 --dtype f16 --seq 17 --precision logits=f32",
         "verify model --ranks 4 --dtype bf16 --seq 17 --precision reduce=bf16",
         "verify model --ranks 4 --dtype f32 --seq 17 --precision reduce=f16",
+        "verify model --ranks 1 --dtype f32 --seq 17 --precision saved=bf16",
+        "verify model --ranks 4 --dtype f32 --seq 17 --precision saved=bf16,reduce=bf16",
+        "verify model --ranks 2 --dtype f64 --seq 17 --precision saved=f32",
     ] {
         let output = scratch.run(line);
         assert!(output.status.success(), "{line}\n{}", said(&output));
@@ -169,18 +174,70 @@ fn gradients_are_exchanged_as_the_plan_says() {
     }
 }
 
+/// What is saved is rounded: the forward pass is not, and gradients are the same whether what they
+/// read was kept or computed a second time.
+#[test]
+fn saved_activations_are_rounded_kept_or_not() {
+    let seq = 33;
+    let (tokens, labels) = batch(3, 2, seq, 259);
+    for (description, saved) in [(llama(), DType::BF16), (gpt2(), DType::F16)] {
+        let name = &description.name;
+        let step = |saved: DType, keep: Keep| {
+            let precision = Precision { saved, ..Precision::uniform(DType::F32) };
+            assert_eq!(precision.lacking(), [""; 0]);
+            let (model, module) = prepared_as(&description, seq, &precision);
+            let wanted = Wanted {
+                mesh: ONE,
+                microbatch_size: 2,
+                microbatch_count: 1,
+                keep,
+                sequence: false,
+            };
+            let mut plan = plan(&module, seq, DType::F32, wanted).expect("a plan");
+            plan.precision = precision;
+            let mut session = session(&module, &plan);
+            load(&mut session, &random_weights(&model, 3));
+            let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+            let report = session.step(&batch, Scalars::default()).expect("the step runs");
+            let bytes = session.lend(0, |lent| lent.arena_bytes());
+            let grads = collect_weights(&session, &model.weights, Part::Grad);
+            let grads: Vec<Vec<f64>> = grads.iter().map(|g| g.values.to_f64()).collect();
+            (report.loss_sum, bytes, grads)
+        };
+        let (loss, bytes, exact) = step(DType::F32, Keep::Full);
+        let (loss_saved, bytes_saved, kept) = step(saved, Keep::Full);
+        let (loss_again, _, recomputed) = step(saved, Keep::None);
+        assert_eq!([loss, loss], [loss_saved, loss_again], "{name}");
+        assert!(kept == recomputed, "{name}: gradients depend on what is kept");
+        assert!(bytes_saved < bytes, "{name}: {bytes_saved} bytes in place of {bytes}");
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let largest = exact.iter().map(|grad| norm(grad)).fold(0.0, f64::max);
+        let mut moved = 0;
+        for (exact, kept) in exact.iter().zip(&kept) {
+            let apart: Vec<f64> = exact.iter().zip(kept).map(|(a, b)| a - b).collect();
+            let error = norm(&apart) / norm(exact).max(1e-3 * largest);
+            assert!(error < 0.02, "{name}: a gradient is off by {error:e}");
+            moved += usize::from(error > 1e-6);
+        }
+        assert!(moved > exact.len() / 2, "{name}: {moved} of {} gradients moved", exact.len());
+    }
+}
+
 /// All roles that do not go together are said at once.
 #[test]
 fn roles_that_nothing_computes_are_refused_together() {
     let scratch = scene("narrow-roles");
     let line = "verify model --ranks 1 --dtype bf16 --precision \
-                states=f8e4m3,gradients=bf16,master=bf16,logits=f64";
+                states=f8e4m3,gradients=bf16,master=bf16,logits=f64,saved=f32";
     let output = scratch.run(line);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    for role in ["states=f8e4m3", "gradients=bf16", "master=bf16", "logits=f64"] {
+    for role in ["states=f8e4m3", "gradients=bf16", "master=bf16", "logits=f64", "saved=f32"] {
         assert!(said(&output).contains(role), "{role}: {}", said(&output));
     }
     assert!(!said(&output).contains("reduce="), "what follows is not said: {}", said(&output));
+    let output = scratch.run("verify model --ranks 1 --precision states=bf17");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("help: types are f64"), "{}", said(&output));
     let output = scratch.run("verify model --ranks 1 --precision grads=f32,master");
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("there is no role `grads`"), "{}", said(&output));

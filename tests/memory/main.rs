@@ -200,9 +200,18 @@ fn random_precision(draws: &mut Draws) -> Precision {
         precision.parameters = two[draws.below(2)];
         precision.states = two[draws.below(2)];
         precision.logits = two[draws.below(2)];
+        precision.reduce = two[draws.below(2)];
         if precision.parameters != dtype || draws.below(2) == 0 {
             precision.master = None;
         }
+    }
+    if dtype == DType::F32 {
+        let narrow = [DType::F32, DType::BF16, DType::F16];
+        precision.reduce = narrow[draws.below(3)];
+    }
+    let saved = [DType::F32, DType::BF16, DType::F16][draws.below(3)];
+    if !dtype.is_narrow() && saved.size() < dtype.size() {
+        precision.saved = saved;
     }
     assert_eq!(precision.lacking(), [""; 0]);
     precision

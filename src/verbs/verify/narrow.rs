@@ -1,4 +1,5 @@
-//! `verify` in a narrow type: how far each mesh is from the truth, beside one rank.
+//! `verify` in a narrow type, or with activations saved in one: how far each mesh is from the
+//! truth, beside one rank.
 //!
 //! The truth is the step in f64, by the interpreter. What narrow numbers are rounded to depends on
 //! where sums are cut, so that meshes differ by as much as one rank differs from the truth, and not
@@ -6,6 +7,7 @@
 //! as the interpreter is that rounds each value to its type.
 
 use ir::import::Model;
+use ir::precision::Precision;
 
 use super::reference::Reference;
 use super::{Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums};
@@ -22,7 +24,8 @@ pub(in crate::verbs) fn run(
     question: &mut PlanRequest,
     one: &Computed,
 ) -> Result<Exit, Failure> {
-    let dtype = question.precision.compute;
+    let Precision { compute, saved, .. } = question.precision;
+    let dtype = if saved.size() < compute.size() { saved } else { compute };
     let Some(reference) = Reference::of(question, model, args.seed)? else {
         let headline = format!(
             "{dtype} is compared with f64 by the interpreter, which does no \
