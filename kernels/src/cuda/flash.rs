@@ -417,35 +417,50 @@ impl FlashTile {
 
     fn print_epilogue(&self, names: &Names, text: &mut Text) {
         let (a, memory) = (&self.attention, self.memory());
-        let lowest = number(DType::F32, f64::NEG_INFINITY);
         line!(text, "{memory}* out = {};", row_of(&names.out, a.out, "b", "first_query", "h"));
         Self::open_rows(self.row_tiles(), text);
-        line!(text, "float sum = row_sum[i][r];");
-        line!(text, "sum = sum + shuffle_xor(sum, 1);");
-        line!(text, "sum = sum + shuffle_xor(sum, 2);");
-        line!(text, "const u32 row = {};", self.row("r"));
-        line!(text, "if (first_query + row >= {}) continue;", a.queries);
-        line!(text, "const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
-        line!(text, "UNROLL");
-        line!(text, "for (u32 n = 0; n < {}; n += 1) {{", a.dim / 8);
-        line!(text, "Vector<{memory}, 2> x;");
-        for e in [0, 1] {
-            line!(text, "x.x[{e}] = Store<{memory}>::of(acc[i][n][2 * r + {e}] * inverse);");
-        }
-        line!(text, "store_vector(out + row * {}ULL + n * 8 + lane % 4 * 2, x);", a.out[1]);
-        text.end();
-        if let Some(lse) = &names.lse {
-            let natural = if is_plain(&self.attention) { a.scale } else { 1.0 };
-            let place = format!("(b * {} + h) * {} + first_query + row", a.heads, a.queries);
-            line!(
-                text,
-                "if (lane % 4 == 0) {lse}[{place}] = sum == 0.0f ? {lowest} : \
-                 fmaf(row_max[i][r], {}, log_of(sum));",
-                number(DType::F32, natural)
-            );
-        }
+        let row = self.row("r");
+        let state = ["row_sum[i][r]", "row_max[i][r]"];
+        let numbers = [0, 1].map(|e| format!("acc[i][n][2 * r + {e}]"));
+        print_stored_row(a, names, [memory, &row], state, &numbers, text);
         Self::close_rows(text);
     }
+}
+
+/// Prints how four threads store the result of their row, and the log of its sum. `state` is the
+/// sum of a thread's weights and the largest score of the row, `numbers` the two accumulators of
+/// the `n`-th columns.
+pub(super) fn print_stored_row(
+    a: &Attention,
+    names: &Names,
+    [memory, row]: [&str; 2],
+    [row_sum, row_max]: [&str; 2],
+    numbers: &[String; 2],
+    text: &mut Text,
+) {
+    line!(text, "float sum = {row_sum};");
+    line!(text, "sum = sum + shuffle_xor(sum, 1);");
+    line!(text, "sum = sum + shuffle_xor(sum, 2);");
+    line!(text, "const u32 row = {row};");
+    line!(text, "if (first_query + row >= {}) continue;", a.queries);
+    line!(text, "const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
+    line!(text, "UNROLL");
+    line!(text, "for (u32 n = 0; n < {}; n += 1) {{", a.dim / 8);
+    line!(text, "Vector<{memory}, 2> x;");
+    for (e, number) in numbers.iter().enumerate() {
+        line!(text, "x.x[{e}] = Store<{memory}>::of({number} * inverse);");
+    }
+    line!(text, "store_vector(out + row * {}ULL + n * 8 + lane % 4 * 2, x);", a.out[1]);
+    text.end();
+    let Some(lse) = &names.lse else { return };
+    let natural = if is_plain(a) { a.scale } else { 1.0 };
+    let place = format!("(b * {} + h) * {} + first_query + row", a.heads, a.queries);
+    let [lowest, natural] = [f64::NEG_INFINITY, natural].map(|value| number(DType::F32, value));
+    line!(
+        text,
+        "if (lane % 4 == 0) {lse}[{place}] = sum == 0.0f ? {lowest} : \
+         fmaf({row_max}, {natural}, log_of(sum));"
+    );
 }
 
 impl fmt::Display for FlashTile {

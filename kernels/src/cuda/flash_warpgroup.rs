@@ -24,7 +24,8 @@ use ir::DType;
 use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
 use super::flash;
 use super::flash::{
-    exponent_factor, is_plain, print_score, print_tile_of_queries, print_visible_keys,
+    exponent_factor, is_plain, print_score, print_stored_row, print_tile_of_queries,
+    print_visible_keys,
 };
 use super::parameter::Parameter;
 use super::text::{Text, element, line, number};
@@ -428,34 +429,12 @@ impl FlashWarpgroup {
 
     fn print_epilogue(&self, names: &Names, text: &mut Text) {
         let (a, memory) = (&self.attention, self.memory());
-        let lowest = number(DType::F32, f64::NEG_INFINITY);
         line!(text, "{memory}* out = {};", row_of(&names.out, a.out, "b", "first_query", "h"));
         line!(text, "UNROLL");
         line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
-        line!(text, "float sum = row_sum[r];");
-        line!(text, "sum = sum + shuffle_xor(sum, 1);");
-        line!(text, "sum = sum + shuffle_xor(sum, 2);");
-        line!(text, "const u32 row = first_row + r * 8;");
-        line!(text, "if (first_query + row >= {}) continue;", a.queries);
-        line!(text, "const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
-        line!(text, "UNROLL");
-        line!(text, "for (u32 n = 0; n < {}; n += 1) {{", a.dim / 8);
-        line!(text, "Vector<{memory}, 2> x;");
-        for e in [0, 1] {
-            line!(text, "x.x[{e}] = Store<{memory}>::of(acc[n * 4 + r * 2 + {e}] * inverse);");
-        }
-        line!(text, "store_vector(out + row * {}ULL + n * 8 + lane % 4 * 2, x);", a.out[1]);
-        text.end();
-        if let Some(lse) = &names.lse {
-            let natural = if is_plain(a) { a.scale } else { 1.0 };
-            let place = format!("(b * {} + h) * {} + first_query + row", a.heads, a.queries);
-            line!(
-                text,
-                "if (lane % 4 == 0) {lse}[{place}] = sum == 0.0f ? {lowest} : \
-                 fmaf(row_max[r], {}, log_of(sum));",
-                number(DType::F32, natural)
-            );
-        }
+        let numbers = [0, 1].map(|e| format!("acc[n * 4 + r * 2 + {e}]"));
+        let state = ["row_sum[r]", "row_max[r]"];
+        print_stored_row(a, names, [memory, "first_row + r * 8"], state, &numbers, text);
         text.end();
     }
 }
