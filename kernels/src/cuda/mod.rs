@@ -4,7 +4,7 @@
 //! program in which every size is decided, and their text.
 //!
 //! Invariants:
-//! * Text depends on the kernel alone: equal kernels have equal text, byte for byte.
+//! * Text depends on the kernel and the [`Target`] alone: equal ones have the same bytes of text.
 //! * Printers decide nothing, and print no PTX: text calls named functions of a prelude, such as
 //!   `cp_async` or `warp_mma`. There are two preludes, [`device_prelude`] for CUDA and
 //!   [`host_prelude`] for a CPU on which a block's threads are fibers, so that the text that runs
@@ -13,7 +13,8 @@
 //!   described by [`Tile::maps`], which a launch passes after them.
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
-//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
+//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact). A
+//!   target may round the operands of products of F32 instead.
 //!
 //! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of fused
 //! loops over rows, `index` offsets, `text` lines; a file for each family.
@@ -40,7 +41,7 @@ mod tile;
 mod vector;
 mod warpgroup;
 
-pub use arch::{Arch, Unknown};
+pub use arch::{Arch, F32Products, Target, Unknown};
 pub use attention::{AttentionTile, Part};
 pub use flash::FlashTile;
 pub use flash_backward::FlashBackward;
@@ -52,7 +53,7 @@ pub use parameter::{Buffer, Named, Parameter};
 pub use product::ProductTile;
 pub use rows::{Elementwise, PartialSums, RowReduction};
 pub use slices::SliceSum;
-pub use tensor::{BlockShape, OperandCopy, TensorTile};
+pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tile::Tile;
 pub use vector::Vectorized;
 pub use warpgroup::{MappedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
@@ -81,13 +82,14 @@ pub fn name(kernel: usize, function: usize) -> String {
     format!("k{kernel}_{function}")
 }
 
-/// The text of everything that some kernels launch, for one architecture: what NVRTC compiles.
+/// The text of everything that some kernels launch, for one target: what NVRTC compiles.
 ///
 /// **Determinism**: equal kernels give equal text.
-pub fn unit(kernels: &[Kernel], arch: Arch) -> String {
-    let mut text = format!("// {arch}\n{}", device_prelude());
+pub fn unit(kernels: &[Kernel], target: impl Into<Target>) -> String {
+    let target = target.into();
+    let mut text = format!("// {target}\n{}", device_prelude());
     for (at, kernel) in kernels.iter().enumerate() {
-        for (number, function) in functions_for(kernel, arch).functions.iter().enumerate() {
+        for (number, function) in functions_for(kernel, target).functions.iter().enumerate() {
             text.push('\n');
             text += &function.text(&name(at, number));
         }
@@ -100,14 +102,15 @@ pub fn functions(kernel: &Kernel) -> Functions {
     functions_of(kernel, None)
 }
 
-/// The device functions of a kernel for an architecture, in the order in which they run.
+/// The device functions of a kernel for a target, in the order in which they run.
 ///
 /// Buffers then start at multiples of 16 bytes.
-pub fn functions_for(kernel: &Kernel, arch: Arch) -> Functions {
-    functions_of(kernel, Some(arch))
+pub fn functions_for(kernel: &Kernel, target: impl Into<Target>) -> Functions {
+    functions_of(kernel, Some(target.into()))
 }
 
-fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
+fn functions_of(kernel: &Kernel, target: Option<Target>) -> Functions {
+    let arch = target.map(|target| target.arch);
     let parameter = |buffer: fn(usize) -> Buffer, (at, of): (usize, &Argument)| Parameter {
         buffer: buffer(at),
         dtype: of.dtype,
@@ -122,9 +125,9 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
     match kernel {
         Kernel::Product(p) => {
             let operands = [inputs[0], inputs[1], outputs[0]];
-            product::function(what, p, operands, [None, None], (&mut all, arch));
+            product::function(what, p, operands, [None, None], (&mut all, target));
         }
-        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
+        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, target)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
         Kernel::Attention(a) => {
             attention::forward(what, a, &inputs, &outputs, (&mut all, arch));

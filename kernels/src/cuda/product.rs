@@ -7,16 +7,16 @@ use std::fmt;
 
 use ir::DType;
 
+use super::arch::{Arch, Target};
 use super::function::{Function, Functions};
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::{Buffer, Parameter};
 use super::slices::{SliceSum, Stored, slices};
-use super::tensor::TensorTile;
+use super::tensor::{self, Elements, TensorTile};
 use super::text::{Text, element, line};
 use super::tile::Tile;
 use super::warpgroup::WarpgroupTile;
-use super::{Arch, tensor};
 use crate::kernel::{Product, Products, Source};
 
 /// Threads of a block.
@@ -53,7 +53,7 @@ pub(super) fn function(
     product: &Product,
     [a, b, c]: [Parameter; 3],
     others: [Option<Parameter>; 2],
-    (all, arch): (&mut Functions, Option<Arch>),
+    (all, target): (&mut Functions, Option<Target>),
 ) {
     let with_others = |mut parameters: Vec<Parameter>| {
         let added = others.map(|parameter| {
@@ -65,7 +65,7 @@ pub(super) fn function(
         (parameters, added)
     };
     let (parameters, added) = with_others(vec![a, b, c]);
-    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
+    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, target);
     let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
     let mut function = Function {
         what: what.to_owned(),
@@ -102,9 +102,10 @@ struct BlockTiles {
 
 impl BlockTiles {
     /// Those of a product, given the numbers of parameters that are added to it.
-    fn of(product: &Product, added: [Option<usize>; 2], arch: Option<Arch>) -> BlockTiles {
+    fn of(product: &Product, added: [Option<usize>; 2], target: Option<Target>) -> BlockTiles {
         let [bias, addend] = added;
-        if arch.is_none() || !tensor::fits(product) {
+        let fitting = target.and_then(|target| Some((target.arch, tensor::fits(product, target)?)));
+        let Some((arch, elements)) = fitting else {
             let tile = ProductTile { product: product.clone(), bias, addend };
             let tiles = tile.tiles();
             return BlockTiles {
@@ -113,14 +114,15 @@ impl BlockTiles {
                 threads: THREADS,
                 is_split: false,
             };
-        }
-        let by_warpgroups = (arch == Some(Arch::Sm90a)).then(|| WarpgroupTile::of(product, added));
+        };
+        let is_by_warpgroups = arch == Arch::Sm90a && elements == Elements::Halves;
+        let by_warpgroups = is_by_warpgroups.then(|| WarpgroupTile::of(product, added));
         if let Some(tile) = by_warpgroups.flatten() {
             let (tiles, threads) = (tile.tiles(), tile.threads());
             let is_split = tile.workspace.is_some();
             return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };
         }
-        let tile = TensorTile::of(product, added);
+        let tile = TensorTile::of(product, elements, added);
         let (tiles, threads, is_split) = (tile.tiles(), tile.threads(), tile.workspace.is_some());
         BlockTiles { tile: Tile::Tensor(tile), tiles, threads, is_split }
     }
@@ -132,7 +134,7 @@ pub(super) fn functions(
     products: &Products,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    (all, arch): (&mut Functions, Option<Arch>),
+    (all, target): (&mut Functions, Option<Target>),
 ) {
     let mut beside = products.parts.len();
     for (at, part) in products.parts.iter().enumerate() {
@@ -140,7 +142,7 @@ pub(super) fn functions(
         let operands = [operand(part.a), operand(part.b), outputs[at]];
         let added = [part.bias, part.addend].map(|number| number.map(operand));
         let what_part = &format!("{what}: part {at}");
-        function(what_part, &part.product, operands, added, (all, arch));
+        function(what_part, &part.product, operands, added, (all, target));
         let Some(then) = &part.then else { continue };
         let read: Vec<Parameter> = then
             .inputs

@@ -1,10 +1,10 @@
 //! Products on tensor cores whose sum over k is that of slices.
 //!
-//! Every [`SLICE`] points of k are a sum of their own, the first from the old value where the
-//! product accumulates, and these are added to zero in ascending order. All block tiles sum so:
-//! those of many rows in registers, those of few by one block per slice and a second function. The
-//! bits of an element therefore depend on k and the instructions alone, and neither on m and n,
-//! however these are sharded, nor on the block tile that they choose.
+//! Every 1024 points of k, or 128 where elements are bytes, are a sum of their own, the first from
+//! the old value where the product accumulates, and these are added to zero in ascending order. All
+//! block tiles sum so: those of many rows in registers, those of few by one block per slice and a
+//! second function. The bits of an element therefore depend on k and the instructions alone, and
+//! neither on m and n, however these are sharded, nor on the block tile that they choose.
 
 use std::fmt;
 
@@ -18,20 +18,29 @@ use crate::kernel::Product;
 
 /// Points of k of a slice. Chosen: a product of few rows by a weight of 4096 × 4096 has two blocks
 /// per multiprocessor, and large block tiles still add accumulators only every 16 steps or more.
-pub(super) const SLICE: usize = 1024;
+const SLICE: usize = 1024;
+
+/// The same of products of bytes, of whose sums tensor cores keep few bits: those of 128 points, as
+/// DeepSeek-V3 has them.
+const SLICE_OF_BYTES: usize = 128;
 
 /// Threads of a block.
 const THREADS: u64 = 256;
 
+/// Points of k of a slice of a product.
+pub(super) fn slice(product: &Product) -> usize {
+    if product.stored.a.size() == 1 { SLICE_OF_BYTES } else { SLICE }
+}
+
 /// Slices of a product.
 pub(super) fn slices(product: &Product) -> usize {
-    product.sizes()[3].div_ceil(SLICE).max(1)
+    product.sizes()[3].div_ceil(slice(product)).max(1)
 }
 
 /// The parameter that is the workspace of a function that sums slices, behind both operands and the
-/// result: there is one where a skinny product has several slices.
+/// result: there is one where a skinny product has several slices that are not short.
 pub(super) fn workspace(product: &Product, is_skinny: bool) -> Option<usize> {
-    (is_skinny && slices(product) > 1).then_some(3)
+    (is_skinny && slice(product) == SLICE && slices(product) > 1).then_some(3)
 }
 
 /// Adds the slices of a product, each in a part of a workspace: one thread per element.
@@ -88,9 +97,9 @@ impl fmt::Display for SliceSum {
 
 /// Prints the tile of the result of a block, and its points of k: the first one and the number of
 /// steps: of one slice where there is a workspace for them. Tiles are counted along batch, m and n,
-/// and have sizes along m, n and k.
+/// and have sizes along m, n and k; k and the slice are counted as the tile is.
 pub(super) fn print_block(
-    k: usize,
+    [k, slice]: [usize; 2],
     [batches, rows, columns]: [usize; 3],
     [tile_m, tile_n, tile_k]: [usize; 3],
     workspace: Option<usize>,
@@ -104,10 +113,10 @@ pub(super) fn print_block(
         line!(text, "const u32 first_k = 0, steps = {steps};");
         return;
     }
-    let per_slice = SLICE / tile_k;
+    let per_slice = slice / tile_k;
     line!(text, "const u64 batch = (u64)blockIdx.x / {tiles} % {batches};");
     line!(text, "const u32 slice = blockIdx.x / {};", tiles * batches);
-    line!(text, "const u32 first_k = slice * {SLICE}, left = {steps} - slice * {per_slice};");
+    line!(text, "const u32 first_k = slice * {slice}, left = {steps} - slice * {per_slice};");
     line!(text, "const u32 steps = left < {per_slice} ? left : {per_slice};");
 }
 

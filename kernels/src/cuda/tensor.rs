@@ -1,4 +1,12 @@
-//! Products of BF16 and F16 on tensor cores, by `mma.sync` (sm_80 and later).
+//! Products on tensor cores, by `mma.sync` (sm_80 and later): of BF16 and F16; of F32 rounded to
+//! TF32, where the target says so; of F8E4M3 and F8E5M2 (sm_89 and later; sm_90a and sm_100 convert
+//! them to F16 first).
+//!
+//! Shared memory, `ldmatrix` and the fragments of instructions count in units of two bytes; an
+//! instruction takes 16 of them along k. An element of F32 is two units, two bytes are one.
+//! Operands of F32 that are not contiguous along k are copied element by element, which transposes
+//! them. Bytes that are not contiguous along k, or an odd number of them, form no units: such
+//! products run on CUDA cores.
 //!
 //! An accumulator starts as zero, or as the old value where the product accumulates; steps of 16
 //! along k are added to it in ascending order, slices of k as in `slices`. Its bits depend on no
@@ -9,18 +17,20 @@
 //!    epilogue stores each element alone.
 //! 2. products of at most 16 rows, such as those of decoding, stream the weights through block
 //!    tiles of 16 × 64 × 64 or 16 × 32 × 64, one block per slice of k.
+//! 3. TF32 and FP8 in the same tiles; adjacent threads copy F32 along k also where it is strided.
 
 use std::fmt;
 
 use ir::DType;
 
+use super::arch::{Arch, F32Products, Target};
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
-use super::slices::{SLICE, Stored, print_block, slices, workspace};
+use super::slices::{Stored, print_block, slice, slices, workspace};
 use super::text::{Text, element, line};
-use crate::kernel::Product;
+use crate::kernel::{Product, StoredTypes};
 
 /// The most rows of a skinny product.
 pub(super) const SKINNY_ROWS: usize = 16;
@@ -72,10 +82,87 @@ pub struct TensorTile {
     pub addend: Option<usize>,
     /// How each operand is copied to shared memory.
     pub copies: [OperandCopy; 2],
-    /// The sizes of a block.
+    /// What both operands' elements are.
+    pub elements: Elements,
+    /// The sizes of a block, along k in units.
     pub shape: BlockShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+}
+
+/// What the elements of both operands are to tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// BF16 or F16.
+    Halves,
+    /// F32, rounded to TF32.
+    Tf32,
+    /// F8E4M3 and F8E5M2.
+    Bytes,
+}
+
+impl Elements {
+    /// What operands of a product are, if tensor cores of an architecture multiply them.
+    fn of(p: &Product, target: Target) -> Option<Elements> {
+        let StoredTypes { a, b, .. } = p.stored;
+        let are = |types: [DType; 2]| types.contains(&a) && types.contains(&b);
+        let is_rounded = target.f32_products == F32Products::Tf32;
+        if are([DType::BF16, DType::F16]) && a == b {
+            return Some(Elements::Halves);
+        }
+        if are([DType::F8E4M3, DType::F8E5M2]) && target.arch >= Arch::Sm89 {
+            return Some(Elements::Bytes);
+        }
+        (are([DType::F32, DType::F32]) && is_rounded).then_some(Elements::Tf32)
+    }
+
+    /// The loops of a product in units: sizes and strides of k, and strides of the others; none
+    /// where the operands are no matrices of units.
+    fn units(self, p: &Product) -> Option<Loops> {
+        let mut loops = Loops::of(p);
+        if self == Elements::Halves {
+            return Some(loops);
+        }
+        let [a, b, _] = &mut loops.batch;
+        let ([of_m, _], [of_n, _]) = (&mut loops.m, &mut loops.n);
+        for along in [a, b, of_m, of_n] {
+            self.convert_strides(along)?;
+        }
+        for along in &mut loops.k {
+            let inner = along.iter().rposition(|[size, _]| *size > 1);
+            let adjacent = inner.filter(|at| along[*at][1] == 1);
+            match (self, adjacent) {
+                (_, Some(at)) => {
+                    self.convert_strides(&mut along[..at])?;
+                    along[at][0] = self.in_units(along[at][0])?;
+                }
+                // Each element is a run of two units.
+                (Elements::Tf32, None) => {
+                    self.convert_strides(along)?;
+                    along.push([2, 1]);
+                }
+                (Elements::Halves | Elements::Bytes, None) => return None,
+            }
+        }
+        Some(loops)
+    }
+
+    /// Counts strides of loops in units; none where these are not whole.
+    fn convert_strides(self, loops: &mut [[usize; 2]]) -> Option<()> {
+        for [_, stride] in loops.iter_mut().filter(|[size, _]| *size > 1) {
+            *stride = self.in_units(*stride)?;
+        }
+        Some(())
+    }
+
+    /// Elements in units, where they are whole ones.
+    fn in_units(self, count: usize) -> Option<usize> {
+        match self {
+            Elements::Halves => Some(count),
+            Elements::Tf32 => Some(count * 2),
+            Elements::Bytes => count.is_multiple_of(2).then_some(count / 2),
+        }
+    }
 }
 
 /// How an operand is copied to shared memory.
@@ -87,10 +174,11 @@ pub struct OperandCopy {
     pub width: usize,
 }
 
-/// Whether a product runs on tensor cores.
-pub(super) fn fits(p: &Product) -> bool {
-    let is_narrow = matches!(p.stored.a, DType::BF16 | DType::F16) && p.stored.a == p.stored.b;
-    is_narrow && p.dtype == DType::F32 && p.borders.is_empty() && p.sizes()[3] > 0
+/// Whether a product runs on tensor cores, and what the elements of its operands are to them.
+pub(super) fn fits(p: &Product, target: Target) -> Option<Elements> {
+    let is_summed = p.dtype == DType::F32 && p.borders.is_empty() && p.sizes()[3] > 0;
+    let elements = Elements::of(p, target).filter(|_| is_summed)?;
+    elements.units(p).map(|_| elements)
 }
 
 impl OperandCopy {
@@ -143,15 +231,20 @@ struct StagedOperand<'a> {
 
 impl TensorTile {
     /// The tile of a product that fits, with parameters that are added to it.
-    pub(super) fn of(product: &Product, [bias, addend]: [Option<usize>; 2]) -> TensorTile {
-        let loops = Loops::of(product);
+    pub(super) fn of(
+        product: &Product,
+        elements: Elements,
+        [bias, addend]: [Option<usize>; 2],
+    ) -> TensorTile {
+        let loops = elements.units(product).expect("the product fits");
         let copies = [
             OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
             OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
         ];
         let shape = BlockShape::of(product);
         let workspace = workspace(product, shape.tile[0] <= SKINNY_ROWS);
-        TensorTile { product: product.clone(), bias, addend, copies, shape, workspace }
+        let product = product.clone();
+        TensorTile { product, bias, addend, copies, elements, shape, workspace }
     }
 
     /// Threads of a block.
@@ -168,15 +261,16 @@ impl TensorTile {
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
-        let loops = Loops::of(p);
+        let loops = self.elements.units(p).expect("the product fits");
         let BlockShape { tile: [tile_m, tile_n, tile_k], stages, .. } = self.shape;
-        let ([_, m, n, k], [warp_m, warp_n]) = (p.sizes(), self.shape.warp_tile);
+        let ([_, m, n, _], [warp_m, warp_n]) = (p.sizes(), self.shape.warp_tile);
+        let k = loops.k[0].iter().map(|[size, _]| size).product();
         let operands = self.operands(&loops, parameters);
-        let kind = element(p.stored.a);
         for (name, extent) in [("a", tile_m), ("b", tile_n)] {
-            line!(text, "SHARED({kind}, {name}_stages, {});", stages * extent * tile_k);
+            line!(text, "SHARED({}, {name}_stages, {});", self.unit(), stages * extent * tile_k);
         }
-        print_block(k, self.tiles(), self.shape.tile, self.workspace, text);
+        let slice_of_k = self.elements.in_units(slice(p)).expect("slices are whole units");
+        print_block([k, slice_of_k], self.tiles(), self.shape.tile, self.workspace, text);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
@@ -185,14 +279,17 @@ impl TensorTile {
         line!(text, "const u32 warp_n = warp % {} * {warp_n};", tile_n / warp_n);
         let registers = format!("[{}][{}][4]", warp_m / 16, warp_n / 8);
         line!(text, "float acc{registers} = {{}};");
-        let is_summed = slices(p) > 1 && self.workspace.is_none();
+        // Of bytes the old value would lose bits among the accumulators.
+        let is_of_bytes = self.elements == Elements::Bytes;
+        let is_summed = is_of_bytes || slices(p) > 1 && self.workspace.is_none();
         if is_summed {
             line!(text, "float total{registers} = {{}};");
         }
         if p.accumulate {
             let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
             self.open_accumulators(&loops, [m, n], text);
-            line!(text, "{first}acc[i][j][q] = {}[place];", parameters[2].name());
+            let to = if is_of_bytes { "total" } else { "acc" };
+            line!(text, "{first}{to}[i][j][q] = {}[place];", parameters[2].name());
             (0..3).for_each(|_| text.end());
         }
         let ahead = stages - 1;
@@ -209,7 +306,7 @@ impl TensorTile {
         line!(text, "if (step < {ahead}) continue;");
         line!(text, "const u32 stage = (step - {ahead}) % {stages};");
         if is_summed {
-            let per_slice = SLICE / tile_k;
+            let per_slice = slice_of_k / tile_k;
             line!(text, "if (step > {ahead} && (step - {ahead}) % {per_slice} == 0) {{");
             self.print_sum("total", text);
             text.end();
@@ -235,7 +332,7 @@ impl TensorTile {
             StagedOperand {
                 operand,
                 name,
-                buffer: parameters[at].name(),
+                buffer: self.buffer(&parameters[at]),
                 side,
                 loops,
                 copy: self.copies[at],
@@ -243,6 +340,22 @@ impl TensorTile {
                 shape: self.shape,
             }
         })
+    }
+
+    /// The type of units.
+    fn unit(&self) -> &'static str {
+        match self.elements {
+            Elements::Halves => element(self.product.stored.a),
+            Elements::Tf32 | Elements::Bytes => "u16",
+        }
+    }
+
+    /// The address of an operand's units.
+    fn buffer(&self, parameter: &Parameter) -> String {
+        match self.elements {
+            Elements::Halves => parameter.name(),
+            Elements::Tf32 | Elements::Bytes => format!("(const u16*){}", parameter.name()),
+        }
     }
 
     /// Prints the addition of accumulators to the sum of slices, to where it goes.
@@ -257,7 +370,9 @@ impl TensorTile {
 
     /// Prints the main loop's body: a stage is multiplied.
     fn print_mma(&self, operands: &[StagedOperand<'_>; 2], text: &mut Text) {
-        line!(text, "UNROLL");
+        // Bytes that are converted to F16 take twice the registers, too many for two steps at once.
+        let is_of_bytes = self.elements == Elements::Bytes;
+        line!(text, "{}", if is_of_bytes { "NO_UNROLL" } else { "UNROLL" });
         let (tile_k, [warp_m, warp_n]) = (self.shape.tile[2], self.shape.warp_tile);
         line!(text, "for (u32 k = 0; k < {tile_k}; k += 16) {{");
         line!(text, "u32 a[{}][4], b[{}][4];", warp_m / 16, warp_n / 16);
@@ -268,7 +383,20 @@ impl TensorTile {
             let start = operand.stage();
             fragments.print_ldmatrix(operand.tile(), [&start, &format!("warp_{side}"), "k"], text);
         }
-        line!(text, "warp_mma<{}>(acc, a, b);", element(self.product.stored.a));
+        let [of_a, of_b] = [self.product.stored.a, self.product.stored.b].map(element);
+        match self.elements {
+            Elements::Halves => line!(text, "warp_mma<{of_a}>(acc, a, b);"),
+            Elements::Bytes => line!(text, "warp_mma<{of_a}, {of_b}>(acc, a, b);"),
+            Elements::Tf32 => {
+                for (name, count) in [("a", warp_m / 4), ("b", warp_n / 4)] {
+                    line!(text, "UNROLL");
+                    line!(text, "for (u32 i = 0; i < {count}; i += 1) {{");
+                    line!(text, "round_to_tf32({name}[i / 4][i % 4]);");
+                    text.end();
+                }
+                line!(text, "warp_mma<tf32>(acc, a, b);");
+            }
+        }
         text.end();
     }
 
@@ -356,6 +484,11 @@ impl fmt::Display for TensorTile {
         let [a, b] = self.copies;
         write!(f, "block tiles of {m}x{n}x{k} in {stages} stages, ")?;
         write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}, b {b}")?;
+        match self.elements {
+            Elements::Halves => {}
+            Elements::Tf32 => write!(f, ", rounded to TF32")?,
+            Elements::Bytes => write!(f, ", two bytes a unit")?,
+        }
         match self.workspace {
             Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
             None => Ok(()),

@@ -20,7 +20,7 @@ use ir::DType;
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
-use super::slices::{SLICE, Stored, print_block, slices, workspace};
+use super::slices::{Stored, print_block, slice, slices, workspace};
 use super::tensor::SKINNY_ROWS;
 use super::text::{Text, element, line};
 use crate::kernel::{LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
@@ -291,7 +291,8 @@ impl WarpgroupTile {
         line!(text, "DYNAMIC_SHARED(stages, {});", self.shared_bytes());
         line!(text, "u64* const full = (u64*)(stages + {});", stages * self.shape.stage_bytes());
         line!(text, "u64* const empty = full + {stages};");
-        print_block(p.sizes()[3], self.tiles(), self.shape.tile(), self.workspace, text);
+        let of_k = [p.sizes()[3], slice(p)];
+        print_block(of_k, self.tiles(), self.shape.tile(), self.workspace, text);
         line!(text, "if (threadIdx.x == 0) {{");
         line!(text, "for (u32 stage = 0; stage < {stages}; stage += 1) {{");
         line!(text, "mbarrier_init(full + stage, 1);");
@@ -362,7 +363,7 @@ impl WarpgroupTile {
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
         if is_summed {
-            line!(text, "if (step > 0 && step % {} == 0) {{", SLICE / TILE_K);
+            line!(text, "if (step > 0 && step % {} == 0) {{", slice(p) / TILE_K);
             line!(text, "warpgroup_wait<0>(acc);");
             line!(text, "UNROLL");
             line!(text, "for (u32 i = 0; i < {count}; i += 1) {{");

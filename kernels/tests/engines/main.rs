@@ -9,6 +9,7 @@
 mod attention;
 mod convolution;
 mod cuda;
+mod elements;
 mod flash;
 mod flash_warpgroup;
 mod formats;

@@ -10,10 +10,10 @@ use std::path::Path;
 
 use gantline_runtime::cuda::nvrtc::Nvrtc;
 use ir::DType;
-use kernels::cuda::{Arch, device_prelude, functions_for};
+use kernels::cuda::{Arch, F32Products, Target, device_prelude, functions_for};
 use kernels::{
     Access, Attention, BinaryOp, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output, Product,
-    ReduceOp, RowInput, Rows, UnaryOp,
+    ReduceOp, RowInput, Rows, StoredTypes, UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -23,12 +23,27 @@ struct Expected {
     what: &'static str,
     archs: &'static [Arch],
     kernel: Kernel,
-    /// Kinds of operations that one of its functions has.
+    /// Operations that one of its functions has, with modifiers or without.
     has: &'static [&'static str],
     /// Kinds of operations that none has.
     lacks: &'static [&'static str],
     /// Kinds of operations that access 16 bytes each.
     wide: &'static [&'static str],
+}
+
+/// A product of operands of a type that are contiguous along k.
+fn product_of(dtype: DType) -> Kernel {
+    let Kernel::Product(mut p) = product(256, true) else { unreachable!("it is a product") };
+    p.stored = StoredTypes { a: dtype, b: dtype, c: DType::F32 };
+    Kernel::Product(p)
+}
+
+/// A product of F32 of which neither operand is contiguous along k.
+fn strided() -> Kernel {
+    let Kernel::Product(mut p) = product(256, false) else { unreachable!("it is a product") };
+    (p.m[0].a, p.k[0].a) = (1, 256);
+    p.stored = StoredTypes::all(DType::F32);
+    Kernel::Product(p)
 }
 
 /// A product of rows of whole vectors; `b` is stored by columns or by rows.
@@ -146,6 +161,27 @@ fn expectations() -> Vec<Expected> {
         by_mma("product of few rows by columns", product(4, true)),
         by_warpgroups("product by rows", product(256, false)),
         by_warpgroups("product by columns", product(256, true)),
+        Expected {
+            archs: &Arch::ALL,
+            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
+            ..by_mma("product of F32", product_of(DType::F32))
+        },
+        Expected {
+            archs: &Arch::ALL,
+            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
+            wide: &[],
+            ..by_mma("product of strided F32", strided())
+        },
+        Expected {
+            archs: &[Arch::Sm89],
+            has: &["QMMA.16832.F32.E4M3.E4M3", "LDSM", "LDGSTS"],
+            ..by_mma("product of bytes", product_of(DType::F8E4M3))
+        },
+        Expected {
+            archs: &[Arch::Sm90a, Arch::Sm100],
+            has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
+            ..by_mma("product of bytes, converted", product_of(DType::F8E4M3))
+        },
         by_wgmma("product of few rows by rows", product(4, false)),
         by_wgmma("product of few rows by columns", product(4, true)),
         by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
@@ -162,7 +198,12 @@ fn wrong(expected: &Expected, functions: &[&Vec<String>]) -> Vec<String> {
     let all = || functions.iter().flat_map(|of| of.iter().map(String::as_str));
     let mut wrong = Vec::new();
     for wanted in expected.has {
-        if !all().any(|operation| kind(operation) == *wanted) {
+        let is_it = |operation: &str| {
+            operation
+                .strip_prefix(wanted)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        if !all().any(is_it) {
             wrong.push(format!("no {wanted}"));
         }
     }
@@ -212,13 +253,14 @@ fn compiled(
 #[test]
 fn kernels_have_the_instructions_that_they_were_written_for() {
     let Some(tools) = tools() else { return };
-    for arch in [Arch::Sm80, Arch::Sm90a] {
+    for arch in Arch::ALL {
         let all = expectations();
         let of_arch: Vec<&Expected> = all.iter().filter(|of| of.archs.contains(&arch)).collect();
         let name = |at: usize, number: usize| format!("k{at}_{number}");
         let mut text = String::new();
         for (at, expected) in of_arch.iter().enumerate() {
-            let functions = functions_for(&expected.kernel, arch).functions;
+            let target = Target { arch, f32_products: F32Products::Tf32 };
+            let functions = functions_for(&expected.kernel, target).functions;
             for (number, function) in functions.iter().enumerate() {
                 text += &function.text(&name(at, number));
             }

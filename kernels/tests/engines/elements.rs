@@ -1,0 +1,198 @@
+//! Products of F32 rounded to TF32 (sm_80), and of bytes (sm_89), on tensor cores, executed by the
+//! shim: against exact sums of the rounded operands, on random shapes; which products have them;
+//! mistakes in the text.
+
+use gantline_kernels::cuda::{Arch, Elements, F32Products, Functions, Target, Tile, functions_for};
+use gantline_kernels::{Kernel, LoopABC, Product, StoredTypes};
+use ir::DType;
+
+use crate::shim::{Library, compiler};
+use crate::tensor::{is_near, mistaken};
+use crate::{Buffer, Case, Random, same_bits};
+
+const ROUNDED: Target = Target { arch: Arch::Sm80, f32_products: F32Products::Tf32 };
+
+/// What tensor cores multiply a product's operands as, if they do.
+fn elements(functions: &Functions) -> Option<Elements> {
+    let Tile::Tensor(tile) = &functions.functions[0].tile else { return None };
+    Some(tile.elements)
+}
+
+/// The target of a product of operands of a type.
+fn target(p: &Product) -> Target {
+    if p.stored.a == DType::F32 { ROUNDED } else { Target::from(Arch::Sm89) }
+}
+
+fn functions_of(p: &Product) -> (Kernel, Functions) {
+    let kernel = Kernel::Product(p.clone());
+    (kernel.clone(), functions_for(&kernel, target(p)))
+}
+
+/// A product of matrices that are contiguous along k; those of F32 may be along m or n instead, or
+/// along nothing.
+fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usize; 3]) -> Product {
+    let mut p = Product::matrix(m, n, k, DType::F32);
+    p.stored = StoredTypes { a, b, c };
+    p.accumulate = c == DType::F32 && random.below(2) == 0;
+    let mut strides = |side: usize| {
+        let more = random.pick(&[0, 2, 4, 16]);
+        let choices = if a == DType::F32 { 3 } else { 1 };
+        match random.below(choices) {
+            0 => [k + more, 1],
+            1 => [1, side + more + 1],
+            _ => [2 * k + more, 2],
+        }
+    };
+    [p.m[0].a, p.k[0].a] = strides(m);
+    [p.n[0].b, p.k[0].b] = strides(n);
+    if random.below(4) == 0 {
+        let more = p.m[0].a * m + p.k[0].a * k;
+        p.batch.push(LoopABC { size: 2, a: more.next_multiple_of(2), b: 0, c: m * n });
+    }
+    p
+}
+
+/// A product, its launch, and the launch whose operands are rounded as tensor cores round them.
+struct Rounded {
+    product: Product,
+    case: Case,
+    rounded: Case,
+}
+
+impl Rounded {
+    fn new(random: &mut Random, product: Product) -> Rounded {
+        let case = Case::new(random, Kernel::Product(product.clone()));
+        let mut rounded = case.clone();
+        for input in &mut rounded.inputs {
+            if let Buffer::F32(x) = input {
+                x.iter_mut().for_each(|x| *x = tf32(*x));
+            }
+        }
+        Rounded { product, case, rounded }
+    }
+
+    fn finding(&self, found: &Buffer) -> Option<String> {
+        is_near(&self.product, &self.rounded, found, [None; 2])
+    }
+}
+
+/// To 10 bits of the mantissa: to nearest, ties away from zero.
+fn tf32(x: f32) -> f32 {
+    f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)
+}
+
+fn cases(count: u64) -> Vec<Rounded> {
+    let case = |number: u64| {
+        let mut random = Random::new(number + 2600);
+        let bytes = [DType::F8E4M3, DType::F8E5M2];
+        let types = match number % 2 {
+            0 => [DType::F32; 3],
+            _ => {
+                [random.pick(&bytes), random.pick(&bytes), random.pick(&[DType::F32, DType::BF16])]
+            }
+        };
+        let [m, n] = [0; 2].map(|_| random.pick(&[1, 7, 16, 17, 33, 64, 129, 136]));
+        let k = random.pick(&[2, 8, 30, 64, 128, 130, 260, 400, 1026]);
+        let k = if types[0] == DType::F32 { k - random.below(2) } else { k };
+        let product = matrix(&mut random, types, [m, n, k]);
+        Rounded::new(&mut random, product)
+    };
+    (0..count).map(case).collect()
+}
+
+#[test]
+fn products_of_other_elements_are_as_near_to_exact_sums_as_the_bound() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let cases = cases(24);
+    let all: Vec<(Kernel, Functions)> =
+        cases.iter().map(|case| functions_of(&case.product)).collect();
+    for (at, (_, functions)) in all.iter().enumerate() {
+        let wanted = if at % 2 == 0 { Elements::Tf32 } else { Elements::Bytes };
+        assert_eq!(elements(functions), Some(wanted), "{:?}", cases[at].product);
+    }
+    let library = Library::new("elements", all).expect("there is a compiler");
+    for (at, case) in cases.iter().enumerate() {
+        let found = case.case.execute(&library, at, 0);
+        assert_eq!(case.finding(&found[0]), None, "case {at}");
+        let again = case.case.execute(&library, at, 5 + at as u64);
+        assert!(same_bits(&again[0], &found[0]), "case {at}: the order of threads changes bits");
+    }
+}
+
+/// Bytes that are not contiguous along k, or are no whole units, run elsewhere.
+#[test]
+fn products_of_bytes_are_contiguous_along_k() {
+    let by_k = |dtype: DType, k: usize| {
+        let mut p = Product::matrix(64, 64, k, DType::F32);
+        p.stored = StoredTypes { a: dtype, b: dtype, c: DType::F32 };
+        (p.n[0].b, p.k[0].b) = (k, 1);
+        p
+    };
+    let by_n = |dtype: DType| {
+        let mut p = by_k(dtype, 64);
+        (p.n[0].b, p.k[0].b) = (1, 64);
+        p
+    };
+    let (single, byte) = (DType::F32, DType::F8E4M3);
+    let of =
+        |p: &Product, target: Target| elements(&functions_for(&Kernel::Product(p.clone()), target));
+    let exact = |arch: Arch| Target::from(arch);
+    assert_eq!(of(&by_k(single, 64), ROUNDED), Some(Elements::Tf32));
+    assert_eq!(of(&by_k(single, 63), ROUNDED), Some(Elements::Tf32));
+    assert_eq!(of(&by_k(single, 64), exact(Arch::Sm80)), None, "F32 is exact");
+    assert_eq!(of(&by_n(single), ROUNDED), Some(Elements::Tf32));
+    assert_eq!(of(&by_k(byte, 64), exact(Arch::Sm89)), Some(Elements::Bytes));
+    assert_eq!(of(&by_k(byte, 63), exact(Arch::Sm89)), None, "an odd number of bytes");
+    assert_eq!(of(&by_k(byte, 64), exact(Arch::Sm80)), None, "sm_80 knows no such bytes");
+    assert_eq!(of(&by_n(byte), exact(Arch::Sm89)), None);
+}
+
+/// What can be wrong: the kernel, what is replaced, which time, and by what.
+const MISTAKES: [(usize, &str, usize, &str); 10] = [
+    (0, "round_to_tf32(a[i / 4][i % 4]);", 0, ""),
+    (0, "round_to_tf32(b[i / 4][i % 4]);", 0, ""),
+    (0, "sync_block();", 0, ""),
+    (0, "cp_async_wait<1>();", 0, "cp_async_wait<2>();"),
+    (0, "% 64 == 0", 0, "% 32 == 0"),
+    (1, "<f8e4m3, f8e5m2>", 0, "<f8e5m2, f8e4m3>"),
+    (1, "sync_block();", 0, ""),
+    (1, "cp_async_commit();", 0, ""),
+    (1, "total[i][j][q] = total[i][j][q] + acc[i][j][q];", 0, ""),
+    (1, "% 2 == 0) {", 0, "% 3 == 0) {"),
+];
+
+#[test]
+fn mistakes_in_products_of_other_elements_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut random = Random::new(5);
+    let cases = [[DType::F32; 3], [DType::F8E4M3, DType::F8E5M2, DType::F32]].map(|types| {
+        let mut product = matrix(&mut random, types, [70, 136, 1100]);
+        product.accumulate = true;
+        Rounded::new(&mut random, product)
+    });
+    let of = |at: usize| functions_of(&cases[at].product);
+    let mut all = vec![of(0), of(1)];
+    all.extend(MISTAKES.map(|(kernel, ..)| of(kernel)));
+    let change = |at: usize, text: String| match at.checked_sub(2).map(|at| MISTAKES[at]) {
+        Some((_, right, time, wrong)) => mistaken(&text, (right, time, wrong)),
+        None => text,
+    };
+    let library = Library::changed("elements_mistakes", all, &change).expect("it compiles");
+    let right = [0, 1].map(|at: usize| cases[at].case.execute(&library, at, 0));
+    let is_found = |kernel: usize, at: usize, seed: u64| {
+        let found = cases[kernel].case.execute(&library, at, seed);
+        cases[kernel].finding(&found[0]).is_some() || !same_bits(&found[0], &right[kernel][0])
+    };
+    for kernel in [0, 1] {
+        assert!((0..4).all(|seed| !is_found(kernel, kernel, seed)), "nothing is found in the text");
+    }
+    for (at, mistake) in MISTAKES.iter().enumerate() {
+        assert!((0..8).any(|seed| is_found(mistake.0, at + 2, seed)), "{mistake:?} is not found");
+    }
+}
