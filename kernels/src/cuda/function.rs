@@ -23,7 +23,8 @@ pub struct Function {
     pub parameters: Vec<Parameter>,
     /// The offsets that it adds, in order; it is passed those that are scalars of the launch.
     pub offsets: Vec<Named>,
-    /// Blocks.
+    /// Blocks: of a persistent function as many as there are tiles, of which a launch starts those
+    /// that run at once.
     pub grid: u64,
     /// Threads of a block.
     pub threads: u32,
@@ -35,6 +36,11 @@ impl Function {
     /// Whether threads of a block synchronise.
     pub fn synchronizes(&self) -> bool {
         self.tile.synchronizes()
+    }
+
+    /// Whether fewer blocks compute the same, each several tiles.
+    pub fn is_persistent(&self) -> bool {
+        self.tile.is_persistent()
     }
 
     /// What it is passed of the scalars of a launch, in order.

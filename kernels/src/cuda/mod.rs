@@ -15,6 +15,7 @@
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact). A
 //!   target may round the operands of products of F32 instead.
+//! * A launch may start fewer blocks of a function that [is persistent](Function::is_persistent).
 //!
 //! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of fused
 //! loops over rows, `index` offsets, `text` lines; a file for each family.

@@ -120,6 +120,31 @@ pub(super) fn print_block(
     line!(text, "const u32 steps = left < {per_slice} ? left : {per_slice};");
 }
 
+/// Rows of tiles that are taken together. Chosen: the 132 tiles that run at once then read 8 tiles
+/// of one operand and 17 of the other.
+const BAND: usize = 8;
+
+/// Prints the tile of the result of that number, `tile`, and its steps along k. Tiles that follow
+/// each other share operands: they go down the columns of a band of rows.
+pub(super) fn print_tile(
+    k: usize,
+    [_, rows, columns]: [usize; 3],
+    [tile_m, tile_n, tile_k]: [usize; 3],
+    text: &mut Text,
+) {
+    line!(text, "const u32 in_batch = (u32)(tile % {});", rows * columns);
+    line!(text, "const u64 batch = tile / {};", rows * columns);
+    line!(
+        text,
+        "const u32 band = in_batch / {0} * {BAND}, in_band = in_batch % {0};",
+        BAND * columns
+    );
+    line!(text, "const u32 in_column = {rows} - band < {BAND} ? {rows} - band : {BAND};");
+    line!(text, "const u64 block_m = (u64)(band + in_band % in_column) * {tile_m};");
+    line!(text, "const u64 block_n = (u64)(in_band / in_column) * {tile_n};");
+    line!(text, "const u32 first_k = 0, steps = {};", k.div_ceil(tile_k));
+}
+
 /// How the sums of a product are stored.
 pub(super) struct Stored<'a> {
     pub(super) product: &'a Product,
@@ -134,14 +159,20 @@ impl Stored<'_> {
     /// Prints the store of a sum at `place`, in the column of that name.
     pub(super) fn print(&self, sum: &str, column: &str, text: &mut Text) {
         let kept = element(self.product.stored.c);
-        let compute = element(self.product.dtype);
         line!(text, "{kept} x = Store<{kept}>::of({sum});");
+        self.print_added("x", column, text);
+        line!(text, "{}[place] = x;", self.parameters[self.at].name());
+    }
+
+    /// Prints what is added to an element of the result.
+    pub(super) fn print_added(&self, x: &str, column: &str, text: &mut Text) {
+        let kept = element(self.product.stored.c);
+        let compute = element(self.product.dtype);
         let [bias, addend] = self.added;
         let added = [bias.map(|at| (at, column)), addend.map(|at| (at, "place"))];
         for (at, place) in added.into_iter().flatten() {
             let other = format!("Load<{compute}>::of({}[{place}])", self.parameters[at].name());
-            line!(text, "x = Store<{kept}>::of(Load<{compute}>::of(x) + {other});");
+            line!(text, "{x} = Store<{kept}>::of(Load<{compute}>::of({x}) + {other});");
         }
-        line!(text, "{}[place] = x;", self.parameters[self.at].name());
     }
 }

@@ -69,10 +69,29 @@ impl Tile {
         }
     }
 
+    /// Whether fewer blocks compute the same, each several tiles.
+    pub fn is_persistent(&self) -> bool {
+        match self {
+            Tile::Warpgroup(tile) => tile.is_persistent(),
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::Product(_)
+            | Tile::Tensor(_)
+            | Tile::SliceSum(_)
+            | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
+            | Tile::FlashBackward(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => false,
+        }
+    }
+
     /// The tensor maps that a launch passes after the scalars, in order.
     pub fn maps(&self) -> Vec<&TensorMap> {
         match self {
-            Tile::Warpgroup(tile) => tile.operands.iter().map(|operand| &operand.map).collect(),
+            Tile::Warpgroup(tile) => tile.maps(),
             Tile::FlashWarpgroup(tile) => tile.maps.iter().collect(),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
@@ -218,7 +237,11 @@ impl Function {
         line!(text, "extern \"C\" void {name}_launch({signature}) {{");
         line!(text, "(void)buffers, (void)scalars;");
         let call = format!("[&] {{ {name}({}); }}", arguments.join(", "));
-        let (grid, threads, synchronizes) = (self.grid, self.threads, self.synchronizes());
+        let (threads, synchronizes) = (self.threads, self.synchronizes());
+        let grid = match self.is_persistent() {
+            true => format!("shim::resident({}, seed)", self.grid),
+            false => self.grid.to_string(),
+        };
         line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
         text.end();
         text.into_text()

@@ -9,7 +9,10 @@
 //! Versions:
 //! 1. block tiles of 128 × 128 × 64 in four stages, a block tile per block; the epilogue stores
 //!    each element alone.
-//! 2. products of at most 16 rows, such as those of decoding, are transposed, since `wgmma` takes
+//! 2. blocks are persistent: each takes one tile after the other, whose copies run while the tile
+//!    before is stored; and where rows of the result start at multiples of 16 bytes, it is stored
+//!    by TMA from shared memory.
+//! 3. products of at most 16 rows, such as those of decoding, are transposed, since `wgmma` takes
 //!    64 rows but may take 16 columns: block tiles of 64 × 16 × 64 in eight stages, one block per
 //!    slice of k.
 
@@ -20,7 +23,7 @@ use ir::DType;
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
-use super::slices::{Stored, print_block, slice, slices, workspace};
+use super::slices::{Stored, print_block, print_tile, slice, slices, workspace};
 use super::tensor::SKINNY_ROWS;
 use super::text::{Text, element, line};
 use crate::kernel::{LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
@@ -94,6 +97,17 @@ pub struct WarpgroupTile {
     pub shape: WarpgroupShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// How TMA stores the result; none where threads store it.
+    pub result: Option<MappedResult>,
+}
+
+/// A result that TMA stores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedResult {
+    /// What the launch passes.
+    pub map: TensorMap,
+    /// The loops over batch that the map has dims for.
+    batch: Vec<usize>,
 }
 
 /// An operand that TMA copies.
@@ -108,20 +122,20 @@ pub struct MappedOperand {
 }
 
 /// A parameter of the launch that describes a tensor to TMA: what `cuTensorMapEncodeTiled` takes,
-/// with zeros out of bounds, element strides of one and no interleaving.
+/// with zeros out of bounds, element strides of one, no interleaving and the swizzle of 128 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
     /// The name of the parameter.
     pub name: &'static str,
     /// Which of the function's parameters the tensor starts at, at a multiple of 16 bytes.
     pub parameter: usize,
-    /// BF16 or F16.
+    /// BF16, F16 or F32.
     pub dtype: DType,
     /// Elements of each dim, the contiguous one first.
     pub dims: Vec<u64>,
     /// Bytes from an element to the next of each dim but the first: multiples of 16.
     pub strides_bytes: Vec<u64>,
-    /// Elements of a box along each dim. The first is 64, the 128 bytes of the swizzle.
+    /// Elements of a box along each dim. Those of the first one are the 128 bytes of the swizzle.
     pub box_dims: Vec<u32>,
 }
 
@@ -167,23 +181,8 @@ impl MappedOperand {
             strides_bytes: vec![(stride * bytes) as u64],
             box_dims: vec![TILE_K as u32, if k_major { extent } else { TILE_K } as u32],
         };
-        let mut dims = Vec::new();
-        for (at, [size, stride]) in batch.iter().enumerate() {
-            if *size <= 1 || *stride == 0 {
-                continue;
-            }
-            if !stride.is_multiple_of(chunk) {
-                return None;
-            }
-            dims.push(at);
-            map.dims.push(*size as u64);
-            map.strides_bytes.push((stride * bytes) as u64);
-            map.box_dims.push(1);
-        }
-        let is_encodable = map.dims.len() <= DIMS
-            && map.dims.iter().all(|size| *size <= 1 << 31)
-            && map.strides_bytes.iter().all(|bytes| *bytes < 1 << 40);
-        is_encodable.then_some(MappedOperand { k_major, map, batch: dims })
+        let batch = map.add_batch(batch)?;
+        Some(MappedOperand { k_major, map, batch })
     }
 
     /// Bytes between the two halves along m or n of a tile, and between its groups of eight rows,
@@ -214,6 +213,33 @@ impl MappedOperand {
             let [first, second] = if self.k_major { [&k, &side] } else { [&side, &k] };
             line!(text, "tma_load({to}, {name}, full + stage, {first}, {second}{coordinates});");
         }
+    }
+}
+
+impl MappedResult {
+    /// How TMA stores the result of a product, which is parameter 2; none where it cannot.
+    fn of(p: &Product) -> Option<MappedResult> {
+        let loops = Loops::of(p);
+        let ([rows, stride], [columns, unit]) = (merged(&loops.m[1])?, merged(&loops.n[1])?);
+        let bytes = p.stored.c.size() as usize;
+        let fits =
+            (columns == 1 || unit == 1) && (rows == 1 || (stride * bytes).is_multiple_of(16));
+        let stride = if rows == 1 { columns.next_multiple_of(16) } else { stride };
+        let mut map = TensorMap {
+            name: "c_map",
+            parameter: 2,
+            dtype: p.stored.c,
+            dims: vec![columns as u64, rows as u64],
+            strides_bytes: vec![(stride * bytes) as u64],
+            box_dims: vec![(SWIZZLE_ROW / bytes) as u32, ROWS as u32],
+        };
+        let batch = map.add_batch(&loops.batch[2]).filter(|_| fits && matches!(bytes, 2 | 4))?;
+        Some(MappedResult { map, batch })
+    }
+
+    /// Columns of a box.
+    fn columns(&self) -> usize {
+        self.map.box_dims[0] as usize
     }
 }
 
@@ -261,7 +287,17 @@ impl WarpgroupTile {
             };
             let operands = operands(&product, parameters, shape)?;
             let workspace = workspace(&product, is_transposed);
-            Some(WarpgroupTile { product, is_transposed, bias, addend, operands, shape, workspace })
+            let result = if is_transposed { None } else { MappedResult::of(&product) };
+            Some(WarpgroupTile {
+                product,
+                is_transposed,
+                bias,
+                addend,
+                operands,
+                shape,
+                workspace,
+                result,
+            })
         };
         let is_skinny = product.sizes()[1] <= SKINNY_ROWS;
         let skinny = is_skinny.then(|| tile(transposed(product), true)).flatten();
@@ -273,9 +309,27 @@ impl WarpgroupTile {
         WARPGROUP * (self.shape.consumers + 1)
     }
 
-    /// Bytes of dynamic shared memory of a block: stages, and two mbarriers for each.
+    /// Whether fewer blocks than there are tiles compute the same.
+    pub(super) fn is_persistent(&self) -> bool {
+        !self.is_transposed
+    }
+
+    /// What the launch passes.
+    pub(super) fn maps(&self) -> Vec<&TensorMap> {
+        let operands = self.operands.iter().map(|operand| &operand.map);
+        operands.chain(self.result.iter().map(|result| &result.map)).collect()
+    }
+
+    /// Bytes of a warpgroup's rows of the result, where TMA stores them.
+    fn result_bytes(&self) -> usize {
+        let bytes = self.product.stored.c.size() as usize;
+        self.result.as_ref().map_or(0, |_| ROWS * self.shape.columns * bytes)
+    }
+
+    /// Bytes of dynamic shared memory of a block: stages, results, and two mbarriers per stage.
     pub(super) fn shared_bytes(&self) -> usize {
-        self.shape.stages * (self.shape.stage_bytes() + 16)
+        let WarpgroupShape { consumers, stages, .. } = self.shape;
+        stages * (self.shape.stage_bytes() + 16) + consumers as usize * self.result_bytes()
     }
 
     /// Block tiles along batch, m and n.
@@ -285,14 +339,16 @@ impl WarpgroupTile {
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let p = &self.product;
-        let loops = Loops::of(p);
+        let loops = Loops::of(&self.product);
         let WarpgroupShape { consumers, stages, .. } = self.shape;
+        let ring = stages * self.shape.stage_bytes();
         line!(text, "DYNAMIC_SHARED(stages, {});", self.shared_bytes());
-        line!(text, "u64* const full = (u64*)(stages + {});", stages * self.shape.stage_bytes());
+        if self.result.is_some() {
+            line!(text, "u8* const results = stages + {ring};");
+        }
+        let barriers = ring + consumers as usize * self.result_bytes();
+        line!(text, "u64* const full = (u64*)(stages + {barriers});");
         line!(text, "u64* const empty = full + {stages};");
-        let of_k = [p.sizes()[3], slice(p)];
-        print_block(of_k, self.tiles(), self.shape.tile(), self.workspace, text);
         line!(text, "if (threadIdx.x == 0) {{");
         line!(text, "for (u32 stage = 0; stage < {stages}; stage += 1) {{");
         line!(text, "mbarrier_init(full + stage, 1);");
@@ -305,10 +361,26 @@ impl WarpgroupTile {
         self.print_consumer(&loops, parameters, text);
     }
 
+    /// Opens the loop over the tiles of a block, which counts the steps of all.
+    fn open_tiles(&self, text: &mut Text) {
+        let p = &self.product;
+        let (k, tiles, tile) = (p.sizes()[3], self.tiles(), self.shape.tile());
+        line!(text, "u32 count = 0;");
+        if self.is_persistent() {
+            let count: usize = tiles.iter().product();
+            line!(text, "NO_UNROLL");
+            line!(text, "for (u64 tile = blockIdx.x; tile < {count}; tile += gridDim.x) {{");
+            print_tile(k, tiles, tile, text);
+        } else {
+            line!(text, "{{");
+            print_block([k, slice(p)], tiles, tile, self.workspace, text);
+        }
+    }
+
     /// Prints the stage of a step, and where its operands lie.
     fn print_stage(&self, text: &mut Text) {
         let [of_a, _] = self.shape.stage();
-        line!(text, "const u32 stage = step % {};", self.shape.stages);
+        line!(text, "const u32 stage = count % {};", self.shape.stages);
         line!(text, "u8* const a_stage = stages + stage * {};", self.shape.stage_bytes());
         line!(text, "u8* const b_stage = a_stage + {of_a};");
     }
@@ -327,15 +399,16 @@ impl WarpgroupTile {
             line!(text, "setmaxnreg_dec<{}>();", REGISTERS[0]);
         }
         line!(text, "if (threadIdx.x > 0) return;");
+        self.open_tiles(text);
         line!(text, "NO_UNROLL");
-        line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
+        line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         self.print_stage(text);
-        line!(text, "mbarrier_wait(empty + stage, (step / {} + 1) % 2);", self.shape.stages);
+        line!(text, "mbarrier_wait(empty + stage, (count / {} + 1) % 2);", self.shape.stages);
         line!(text, "mbarrier_expect(full + stage, {});", self.shape.stage_bytes());
         for (operand, side) in self.operands.iter().zip([("m", tile_m), ("n", tile_n)]) {
             operand.print_copy(side, &batch, text);
         }
-        text.end();
+        (0..2).for_each(|_| text.end());
         line!(text, "return;");
         text.end();
     }
@@ -348,6 +421,7 @@ impl WarpgroupTile {
         }
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;");
         line!(text, "const u32 consumer = threadIdx.x / {WARPGROUP} - 1;");
+        self.open_tiles(text);
         line!(text, "const u64 batch_c = {};", nest(&loops.batch[2], "batch"));
         line!(text, "float acc[{count}] = {{}};");
         let is_summed = slices(p) > 1 && self.workspace.is_none();
@@ -361,7 +435,7 @@ impl WarpgroupTile {
             text.end();
         }
         line!(text, "NO_UNROLL");
-        line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
+        line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         if is_summed {
             line!(text, "if (step > 0 && step % {} == 0) {{", slice(p) / TILE_K);
             line!(text, "warpgroup_wait<0>(acc);");
@@ -374,18 +448,27 @@ impl WarpgroupTile {
         self.print_mma(text);
         text.end();
         line!(text, "warpgroup_wait<0>(acc);");
+        let stages = self.shape.stages;
+        line!(text, "if (lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
         if is_summed {
             line!(text, "UNROLL");
             line!(text, "for (u32 i = 0; i < {count}; i += 1) acc[i] = total[i] + acc[i];");
         }
-        self.print_epilogue(loops, parameters, text);
+        match &self.result {
+            Some(result) => self.print_tma_store(result, loops, parameters, text),
+            None => self.print_epilogue(loops, parameters, text),
+        }
+        text.end();
+        if self.result.is_some() {
+            line!(text, "if (threadIdx.x % {WARPGROUP} == 0) tma_store_wait();");
+        }
     }
 
     /// Prints the product of a stage, and the release of the one before.
     fn print_mma(&self, text: &mut Text) {
         let (kind, stages) = (element(self.product.stored.a), self.shape.stages);
         self.print_stage(text);
-        line!(text, "mbarrier_wait(full + stage, step / {stages} % 2);");
+        line!(text, "mbarrier_wait(full + stage, count / {stages} % 2);");
         let starts = [format!("a_stage + consumer * {HALF}"), "b_stage".to_owned()];
         for ((operand, name), start) in self.operands.iter().zip(["a", "b"]).zip(starts) {
             let [leading, stride] = operand.offsets();
@@ -408,7 +491,7 @@ impl WarpgroupTile {
         text.end();
         line!(text, "warpgroup_commit();");
         line!(text, "warpgroup_wait<1>(acc);");
-        line!(text, "if (step > 0 && lane == 0) mbarrier_arrive(empty + (step - 1) % {stages});");
+        line!(text, "if (step > 0 && lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
     }
 
     /// Opens the loop over a thread's accumulators, with their indices.
@@ -424,6 +507,62 @@ impl WarpgroupTile {
         line!(text, "if (m >= {m} || n >= {n}) continue;");
         let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
+    }
+
+    /// Prints the store of a warpgroup's rows by TMA: they are swizzled into shared memory once the
+    /// stores of the tile before have read it.
+    fn print_tma_store(
+        &self,
+        result: &MappedResult,
+        loops: &Loops,
+        parameters: &[Parameter],
+        text: &mut Text,
+    ) {
+        let (product, columns) = (&self.product, result.columns());
+        let (kept, bytes) = (element(product.stored.c), SWIZZLE_ROW / columns);
+        line!(text, "u8* const result = results + consumer * {};", self.result_bytes());
+        line!(text, "if (threadIdx.x % {WARPGROUP} == 0) tma_store_wait();");
+        line!(text, "sync_warpgroup(consumer + 1);");
+        line!(text, "UNROLL");
+        line!(text, "for (u32 i = 0; i < {}; i += 2) {{", self.shape.columns / 2);
+        line!(text, "const u32 row = warp * 16 + lane / 4 + i / 2 % 2 * 8;");
+        line!(text, "const u32 column = i / 4 * 8 + lane % 4 * 2;");
+        line!(text, "Vector<{kept}, 2> pair;");
+        line!(text, "UNROLL");
+        line!(text, "for (u32 e = 0; e < 2; e += 1) {{");
+        line!(text, "pair.x[e] = Store<{kept}>::of(acc[i + e]);");
+        if self.bias.or(self.addend).is_some() {
+            let [_, m_size, n_size, _] = product.sizes();
+            line!(text, "const u64 m = block_m + consumer * 64 + row, n = block_n + column + e;");
+            line!(text, "if (m >= {m_size} || n >= {n_size}) continue;");
+            let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
+            line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
+            let added = [self.bias, self.addend];
+            Stored { product, added, parameters, at: 2 }.print_added("pair.x[e]", "n", text);
+        }
+        text.end();
+        line!(text, "const u32 in_row = column % {columns} * {bytes};");
+        let half = ROWS * SWIZZLE_ROW;
+        line!(text, "u8* const to = result + column / {columns} * {half} + row * {SWIZZLE_ROW};");
+        line!(text, "store_shared(to + (in_row / 16 ^ row % 8) * 16 + in_row % 16, pair);");
+        text.end();
+        line!(text, "fence_proxy_async();");
+        line!(text, "sync_warpgroup(consumer + 1);");
+        line!(text, "if (threadIdx.x % {WARPGROUP} == 0) {{");
+        let sizes: Vec<usize> = product.batch.iter().map(|l| l.size).collect();
+        let batch: String = (result.batch.iter())
+            .map(|at| format!(", (i32)({})", coordinate_of(&sizes, *at, "batch")))
+            .collect();
+        for at in 0..self.shape.columns / columns {
+            let (from, first) = (at * half, at * columns);
+            line!(
+                text,
+                "tma_store(c_map, result + {from}, (i32)(block_n + {first}), \
+                 (i32)(block_m + consumer * 64){batch});"
+            );
+        }
+        line!(text, "tma_store_commit();");
+        text.end();
     }
 
     fn print_epilogue(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
@@ -457,7 +596,28 @@ impl TensorMap {
         let dims = list(&mut self.dims.iter().map(u64::to_string));
         let strides = list(&mut self.strides_bytes.iter().map(u64::to_string));
         let boxed = list(&mut self.box_dims.iter().map(u32::to_string));
-        format!("TensorMap{{{base}, {}, {{{dims}}}, {{{strides}}}, {{{boxed}}}}}", self.dims.len())
+        let (count, bytes) = (self.dims.len(), self.dtype.size());
+        format!("TensorMap{{{base}, {count}, {{{dims}}}, {{{strides}}}, {{{boxed}}}, {bytes}}}")
+    }
+
+    /// Adds dims of loops over batch, and returns which ones have them; none where the map cannot
+    /// be encoded.
+    fn add_batch(&mut self, batch: &[[usize; 2]]) -> Option<Vec<usize>> {
+        let bytes = self.dtype.size() as usize;
+        let mut dims = Vec::new();
+        for (at, [size, stride]) in batch.iter().enumerate() {
+            if *size <= 1 || *stride == 0 {
+                continue;
+            }
+            dims.push(at);
+            self.dims.push(*size as u64);
+            self.strides_bytes.push((stride * bytes) as u64);
+            self.box_dims.push(1);
+        }
+        let is_encodable = self.dims.len() <= DIMS
+            && self.dims.iter().all(|size| *size <= 1 << 31)
+            && self.strides_bytes.iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < 1 << 40);
+        is_encodable.then_some(dims)
     }
 }
 
@@ -471,6 +631,9 @@ impl fmt::Display for WarpgroupTile {
             if self.is_transposed { ", transposed" } else { "" },
         );
         write!(f, "{consumers} {warpgroups}, a {a}, b {b}{order}")?;
+        if self.result.is_some() {
+            write!(f, ", stored by TMA")?;
+        }
         match self.workspace {
             Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
             None => Ok(()),

@@ -156,12 +156,12 @@ const MISTAKES_SM80: [Mistake; 15] = [
 const MISTAKES_SM90A: [Mistake; 15] = [
     (0, 0, "sync_block();", 0, ""),
     (0, 0, "mbarrier_init(empty + stage, 4)", 0, "mbarrier_init(empty + stage, 5)"),
-    (0, 0, "mbarrier_wait(empty + stage, (step / 8 + 1) % 2);", 0, ""),
+    (0, 0, "mbarrier_wait(empty + stage, (count / 8 + 1) % 2);", 0, ""),
     (0, 0, "full + stage, 10240", 0, "full + stage, 8192"),
-    (0, 0, "mbarrier_wait(full + stage, step / 8 % 2);", 0, ""),
+    (0, 0, "mbarrier_wait(full + stage, count / 8 % 2);", 0, ""),
     (0, 0, "warpgroup_wait<1>(acc);", 0, ""),
     (0, 0, "warpgroup_wait<0>(acc);", 0, ""),
-    (0, 0, "mbarrier_arrive(empty + (step - 1) % 8);", 0, "mbarrier_arrive(empty + step % 8);"),
+    (0, 0, "mbarrier_arrive(empty + (count - 1) % 8);", 0, "mbarrier_arrive(empty + count % 8);"),
     (0, 0, "first_k = slice * 1024", 0, "first_k = slice * 1016"),
     (0, 0, "if (slice == 0) ", 0, ""),
     (

@@ -115,14 +115,14 @@ fn products_with_strides_of_16_bytes_and_five_dims_run_on_warpgroups() {
 /// What can be wrong in the text: what is replaced, which time, and by what. Not among them are two
 /// that change no result: without `setmaxnreg_inc` threads have fewer registers, and the leading
 /// offset of a K-major matrix is not read.
-const MISTAKES: [(&str, usize, &str); 37] = [
+const MISTAKES: [(&str, usize, &str); 54] = [
     ("sync_block();", 0, ""),
     ("mbarrier_init_fence();", 0, ""),
     ("mbarrier_init(full + stage, 1)", 0, "mbarrier_init(full + stage, 2)"),
     ("mbarrier_init(empty + stage, 8)", 0, "mbarrier_init(empty + stage, 4)"),
     ("mbarrier_init(empty + stage, 8)", 0, "mbarrier_init(empty + stage, 9)"),
-    ("mbarrier_wait(empty + stage, (step / 4 + 1) % 2);", 0, ""),
-    ("(step / 4 + 1) % 2", 0, "step / 4 % 2"),
+    ("mbarrier_wait(empty + stage, (count / 4 + 1) % 2);", 0, ""),
+    ("(count / 4 + 1) % 2", 0, "count / 4 % 2"),
     ("mbarrier_expect(full + stage, 32768);", 0, ""),
     ("full + stage, 32768", 0, "full + stage, 16384"),
     ("full + stage, 32768", 0, "full + stage, 65536"),
@@ -131,16 +131,16 @@ const MISTAKES: [(&str, usize, &str); 37] = [
     ("block_n + 64", 0, "block_n + 0"),
     ("first_k + step * 64", 0, "first_k + step * 32"),
     ("(i32)(block_m + 0)", 0, "(i32)(block_m + 8)"),
-    ("mbarrier_wait(full + stage, step / 4 % 2);", 0, ""),
-    ("step / 4 % 2", 0, "(step / 4 + 1) % 2"),
+    ("mbarrier_wait(full + stage, count / 4 % 2);", 0, ""),
+    ("count / 4 % 2", 0, "(count / 4 + 1) % 2"),
     ("warpgroup_fence(acc);", 0, ""),
     ("warpgroup_commit();", 0, ""),
     ("warpgroup_wait<1>(acc);", 0, ""),
     ("warpgroup_wait<1>(acc);", 0, "warpgroup_wait<2>(acc);"),
     ("warpgroup_wait<0>(acc);", 0, ""),
     ("warpgroup_wait<0>(acc);", 0, "warpgroup_wait<1>(acc);"),
-    ("if (step > 0 && lane == 0) mbarrier_arrive(empty + (step - 1) % 4);", 0, ""),
-    ("(step - 1) % 4", 0, "step % 4"),
+    ("if (step > 0 && lane == 0) mbarrier_arrive(empty + (count - 1) % 4);", 0, ""),
+    ("(count - 1) % 4", 0, "count % 4"),
     ("16, 1024, SWIZZLE_128", 0, "16, 512, SWIZZLE_128"),
     ("16, 1024, SWIZZLE_128", 0, "16, 1024, 2"),
     ("8192, 1024, SWIZZLE_128", 0, "16, 1024, SWIZZLE_128"),
@@ -153,17 +153,38 @@ const MISTAKES: [(&str, usize, &str); 37] = [
     ("setmaxnreg_dec<40>();", 0, ""),
     ("setmaxnreg_inc<232>();", 0, "setmaxnreg_inc<240>();"),
     ("i / 2 % 2 * 8", EACH, "i % 2 * 8"),
+    ("if (lane == 0) mbarrier_arrive(empty + (count - 1) % 4);", 0, ""),
+    ("tile += gridDim.x", 0, "tile += gridDim.x + 1"),
+    ("tile += gridDim.x", 1, "tile += gridDim.x + 1"),
+    ("in_band % in_column", EACH, "in_band % 1"),
+    ("u32 count = 0;", 0, "u32 count = 1;"),
+    ("u32 count = 0;", 1, "u32 count = 1;"),
+    ("tma_store_wait();", 0, ";"),
+    ("tma_store_wait();", 1, ";"),
+    ("tma_store_commit();", 0, ""),
+    ("sync_warpgroup(consumer + 1);", 0, ""),
+    ("sync_warpgroup(consumer + 1);", 1, ""),
+    ("sync_warpgroup(consumer + 1);", EACH, "sync_warpgroup(1);"),
+    ("fence_proxy_async();", 0, ""),
+    ("(in_row / 16 ^ row % 8)", 0, "(in_row / 16 ^ row / 2 % 4)"),
+    ("result + 8192", 0, "result + 0"),
+    ("block_n + 32", 0, "block_n + 64"),
+    ("consumer * 32768", 0, "consumer * 16384"),
 ];
 
-/// What can be wrong in the tensor maps of both operands. One that goes on along k behind the last
-/// point changes no result: the other operand has zeros there.
-const MAP_MISTAKES: [(usize, fn(&mut TensorMap)); 6] = [
+/// What can be wrong in the tensor maps of both operands and the result. One that goes on along k
+/// behind the last point changes no result: the other operand has zeros there.
+const MAP_MISTAKES: [(usize, fn(&mut TensorMap)); 10] = [
     (0, |map| map.dims[0] -= 4),
     (1, |map| map.dims[1] -= 4),
     (0, |map| map.strides_bytes[0] += 16),
     (1, |map| map.strides_bytes[0] -= 16),
     (0, |map| map.box_dims[1] -= 8),
     (1, |map| map.parameter = 0),
+    (2, |map| map.dims[0] -= 4),
+    (2, |map| map.dims[1] -= 4),
+    (2, |map| map.strides_bytes[0] -= 16),
+    (2, |map| map.box_dims[1] -= 8),
 ];
 
 #[test]
@@ -188,7 +209,11 @@ fn mistakes_in_products_by_warpgroups_are_found() {
         let Tile::Warpgroup(tile) = &mut functions.functions[0].tile else {
             panic!("the product runs on warpgroups");
         };
-        change(&mut tile.operands[operand].map);
+        let result = tile.result.as_mut().expect("TMA stores the result");
+        match tile.operands.get_mut(operand) {
+            Some(operand) => change(&mut operand.map),
+            None => change(&mut result.map),
+        }
     }
     let library = Library::changed("warpgroup_mistakes", all, &change).expect("it compiles");
     let case = Case::new(&mut Random::new(5), kernel);

@@ -136,6 +136,10 @@ fn expectations() -> Vec<Expected> {
         has: &["HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"],
         ..by_wgmma(what, kernel)
     };
+    let stored_by_tma = |what, kernel| Expected {
+        has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG"],
+        ..by_wgmma(what, kernel)
+    };
     let stream = |what, kernel| Expected {
         what,
         archs: &[Arch::Sm80, Arch::Sm90a],
@@ -159,8 +163,8 @@ fn expectations() -> Vec<Expected> {
         by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
         by_mma("product of few rows by rows", product(4, false)),
         by_mma("product of few rows by columns", product(4, true)),
-        by_warpgroups("product by rows", product(256, false)),
-        by_warpgroups("product by columns", product(256, true)),
+        stored_by_tma("product by rows", product(256, false)),
+        stored_by_tma("product by columns", product(256, true)),
         Expected {
             archs: &Arch::ALL,
             has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],

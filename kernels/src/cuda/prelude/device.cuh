@@ -213,6 +213,37 @@ PART void tma_load(void* to, const TensorMap& map, unsigned long long* barrier, 
                ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)),
                "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
 }
+// Stores a vector to shared memory.
+template <class T, int N> PART void store_shared(void* to, const Vector<T, N>& x) {
+  store_vector((T*)to, x);
+}
+// Makes what the thread has written to shared memory known to TMA.
+PART void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Waits for the other threads of a warpgroup, which has a barrier of its own: from 1 on.
+PART void sync_warpgroup(unsigned int barrier) {
+  asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+}
+// Stores a box, but for what is out of bounds.
+PART void tma_store(const TensorMap& map, const void* from, int x0, int x1) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+               ::"l"(&map), "r"(shared_address(from)), "r"(x0), "r"(x1) : "memory");
+}
+PART void tma_store(const TensorMap& map, const void* from, int x0, int x1, int x2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+               ::"l"(&map), "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2) : "memory");
+}
+PART void tma_store(const TensorMap& map, const void* from, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               ::"l"(&map), "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+PART void tma_store(const TensorMap& map, const void* from, int x0, int x1, int x2, int x3, int x4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
+               ::"l"(&map), "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+}
+// Ends a group of stores of the thread.
+PART void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until the thread's stores that are in groups have read shared memory.
+PART void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Registers of each thread of a warpgroup: fewer, or more.
 template <int COUNT> PART void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -4,6 +4,7 @@
 // are a loop. The order of threads follows from the seed. Shared memory is filled with NaNs before
 // each block. A deadlock ends the program, and names the barriers that threads wait at.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -61,6 +62,13 @@ struct Copy {
   u_int64_t group;
 };
 
+// A box that TMA stores: where it lies in shared memory, and what that held when the store began.
+struct TmaStore {
+  size_t start;
+  std::vector<unsigned char> held;
+  bool is_committed;
+};
+
 // A thread of a block.
 struct Fiber {
   void* stack_pointer;
@@ -71,6 +79,9 @@ struct Fiber {
   u_int64_t group;
   // Barriers that it has passed: of the block, and of the warp.
   unsigned int blocks, warps;
+  // What it has written to shared memory since it fenced that from TMA, as first and last bytes.
+  std::vector<std::pair<size_t, size_t>> unfenced;
+  std::vector<TmaStore> stores;
 };
 
 // The threads that wait at a barrier.
@@ -117,6 +128,8 @@ struct Block {
   // For each thread what a collective of its warp reads.
   std::vector<const void*> shown;
   std::vector<Warpgroup> warpgroups;
+  // Barriers that have a number.
+  std::map<unsigned int, Barrier> named;
   std::map<const void*, Mbarrier> mbarriers;
   // Copies that are under way: they end when no thread can go on, in any order.
   std::deque<std::function<void()>> copies;
@@ -132,7 +145,7 @@ inline thread_local char report[256];
 inline thread_local std::vector<char*> stacks;
 // The number of the block, of all that this thread has run.
 inline thread_local u_int64_t serial = 0;
-inline thread_local Index thread_index, block_index, block_size;
+inline thread_local Index thread_index, block_index, block_size, grid_size;
 
 const size_t STACK = 64 << 10;
 
@@ -225,6 +238,7 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   b.shown.assign(threads, nullptr);
   b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
   b.mbarriers.clear();
+  b.named.clear();
   b.copies.clear();
   b.random = seed;
   b.dynamic = nullptr;
@@ -250,6 +264,9 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   shim_switch(&b.caller, b.current->stack_pointer);
   // Where threads wait for copies too a deadlock is reported, as tests cause some.
   check_registers();
+  for (Fiber& fiber : b.fibers) {
+    if (!fiber.stores.empty()) find("thread %u ends before its stores are done", fiber.index.x);
+  }
   if (b.alive && !b.mbarriers.empty()) {
     find("%zu threads of block %u are in a deadlock", b.alive, block_index.x);
     return;
@@ -264,10 +281,14 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   }
 }
 
+// Blocks of a persistent function: the first seeds have one block take all tiles, or few.
+inline u_int64_t resident(u_int64_t tiles, u_int64_t seed) { return std::min<u_int64_t>(tiles, 1 + seed % 4); }
+
 // Runs a function on a grid.
 template <class F> void launch(u_int64_t blocks, unsigned int threads, bool synchronizes, u_int64_t seed, F f) {
   untrack();
   block_size = Index{threads, 1, 1};
+  grid_size = Index{(unsigned int)blocks, 1, 1};
   if (synchronizes) block.body = f;
   for (u_int64_t at = 0; at < blocks; at++) {
     block_index = Index{(unsigned int)at, 0, 0};
@@ -296,6 +317,7 @@ extern "C" const char* shim_report() {
 #define threadIdx shim::thread_index
 #define blockIdx shim::block_index
 #define blockDim shim::block_size
+#define gridDim shim::grid_size
 
 inline void sync_block() {
   shim::barrier_wait(shim::block.all, shim::block.fibers.size(), "sync_block");
@@ -531,12 +553,14 @@ void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
 #define TENSOR_MAP const TensorMap&
 #define DYNAMIC_SHARED(NAME, BYTES) unsigned char* NAME = shim::dynamic_shared(BYTES)
 
-// A tensor as its map describes it: dims, strides in bytes from the second on, and the box.
+// A tensor as its map describes it: dims, strides in bytes from the second on, the box, and bytes of
+// an element.
 struct TensorMap {
   const void* base;
   int count;
   u_int64_t dims[5], strides[4];
   unsigned int box[5];
+  unsigned int element;
 };
 
 namespace shim {
@@ -586,8 +610,9 @@ inline void arrive(Mbarrier& barrier, long bytes) {
   end_phase(barrier);
 }
 
-// Copies a box, element by element of two bytes.
-inline void copy_box(size_t to, const TensorMap& map, const int* first) {
+// Calls a function for each element of a box, in order: its byte of the box without the swizzle,
+// whether it is there, and its byte of the tensor.
+template <class F> void each_of_box(const TensorMap& map, const int* first, F f) {
   size_t count = 1;
   for (int d = 0; d < map.count; d++) count *= map.box[d];
   for (size_t i = 0; i < count; i++) {
@@ -597,25 +622,30 @@ inline void copy_box(size_t to, const TensorMap& map, const int* first) {
       int64_t x = (int64_t)(rest % map.box[d]) + first[d];
       rest /= map.box[d];
       is_there = is_there && x >= 0 && x < (int64_t)map.dims[d];
-      offset += (size_t)x * (d ? map.strides[d - 1] : 2);
+      offset += (size_t)x * (d ? map.strides[d - 1] : map.element);
     }
-    unsigned char* at = shared_bytes(swizzled(to + 2 * i), 2);
-    if (is_there) memcpy(at, (const unsigned char*)map.base + offset, 2);
-    else memset(at, 0, 2);
+    f(i * map.element, is_there, offset);
   }
+}
+
+// The bytes of a box, which starts at a byte of shared memory; what is wrong with it is reported.
+inline size_t checked_box(size_t start, const TensorMap& map, int coordinates) {
+  size_t bytes = map.element;
+  if (coordinates != map.count) { find("a copy has %d coordinates, its map %d", coordinates, map.count); return 0; }
+  for (int d = 0; d < map.count; d++) bytes *= map.box[d];
+  if (start % 1024 || map.box[0] * map.element != 128) find("a copy is not aligned to its swizzle");
+  if ((uintptr_t)map.base % 16) find("a tensor is not aligned to 16 bytes");
+  for (int d = 0; d + 1 < map.count; d++) {
+    if (map.strides[d] % 16) find("a stride of a tensor map is not one of 16 bytes");
+  }
+  return bytes;
 }
 
 inline void load_box(void* to, const TensorMap& map, const void* place, const int* coordinates, int count) {
   Mbarrier& barrier = known(place);
   if (!barrier.is_known) find("an mbarrier is not fenced when a copy uses it");
-  size_t start = (unsigned char*)to - block.dynamic, bytes = 2;
-  if (count != map.count) { find("a copy has %d coordinates, its map %d", count, map.count); return; }
-  for (int d = 0; d < count; d++) bytes *= map.box[d];
-  if (start % 1024 || map.box[0] != 64) find("a copy is not aligned to its swizzle");
-  if ((uintptr_t)map.base % 16) find("a tensor is not aligned to 16 bytes");
-  for (int d = 0; d + 1 < count; d++) {
-    if (map.strides[d] % 16) find("a stride of a tensor map is not one of 16 bytes");
-  }
+  size_t start = (unsigned char*)to - block.dynamic, bytes = checked_box(start, map, count);
+  if (!bytes) return;
   for (const Warpgroup& of : block.warpgroups) {
     for (const Multiplication& read : of.pending) {
       for (auto [from, end] : read.reads) {
@@ -628,12 +658,34 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
   std::vector<int> first(coordinates, coordinates + count);
   TensorMap copied = map;
   block.copies.push_back([=] {
-    copy_box(start, copied, first.data());
+    each_of_box(copied, first.data(), [&](size_t byte, bool is_there, size_t offset) {
+      unsigned char* at = shared_bytes(swizzled(start + byte), copied.element);
+      if (is_there) memcpy(at, (const unsigned char*)copied.base + offset, copied.element);
+      else memset(at, 0, copied.element);
+    });
     Mbarrier& barrier = block.mbarriers[place];
     barrier.bytes -= (long)bytes;
     if (barrier.bytes < 0) find("more bytes are copied than an mbarrier expects");
     end_phase(barrier);
   });
+}
+
+// Stores what a box holds now; what it holds when the store is waited for must be the same, since
+// it may be read at any time until then.
+inline void store_box(const void* from, const TensorMap& map, const int* first, int count) {
+  size_t start = (const unsigned char*)from - block.dynamic, bytes = checked_box(start, map, count);
+  if (!bytes || start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
+  for (const Fiber& fiber : block.fibers) {
+    for (auto [low, end] : fiber.unfenced) {
+      if (low < start + bytes && start < end) find("TMA stores what thread %u wrote, which is not fenced", fiber.index.x);
+    }
+  }
+  each_of_box(map, first, [&](size_t byte, bool is_there, size_t offset) {
+    const unsigned char* at = shared_bytes(swizzled(start + byte), map.element);
+    if (is_there) memcpy((unsigned char*)map.base + offset, at, map.element);
+  });
+  const unsigned char* held = block.dynamic + start;
+  block.current->stores.push_back(TmaStore{start, std::vector<unsigned char>(held, held + bytes), false});
 }
 
 inline Warpgroup& warpgroup() { return block.warpgroups[lane() / 128]; }
@@ -766,6 +818,34 @@ inline void mbarrier_wait(unsigned long long* place, unsigned int parity) {
 template <class... C> void tma_load(void* to, const TensorMap& map, unsigned long long* barrier, C... at) {
   int coordinates[] = {at...};
   shim::load_box(to, map, barrier, coordinates, sizeof...(at));
+}
+template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
+  size_t at = (unsigned char*)to - shim::block.dynamic;
+  shim::need_aligned<Vector<T, N>>(to);
+  memcpy(shim::shared_bytes(at, sizeof x), &x, sizeof x);
+  shim::block.current->unfenced.push_back({at, at + sizeof x});
+}
+inline void fence_proxy_async() { shim::block.current->unfenced.clear(); }
+inline void sync_warpgroup(unsigned int barrier) {
+  if (barrier < 1 || barrier > 15) shim::find("there is no barrier %u", barrier);
+  shim::barrier_wait(shim::block.named[barrier], 128, "sync_warpgroup");
+}
+template <class... C> void tma_store(const TensorMap& map, const void* from, C... at) {
+  int coordinates[] = {at...};
+  shim::store_box(from, map, coordinates, sizeof...(at));
+}
+inline void tma_store_commit() {
+  for (shim::TmaStore& store : shim::block.current->stores) store.is_committed = true;
+}
+inline void tma_store_wait() {
+  std::vector<shim::TmaStore> later;
+  for (shim::TmaStore& store : shim::block.current->stores) {
+    if (!store.is_committed) later.push_back(store);
+    else if (memcmp(store.held.data(), shim::block.dynamic + store.start, store.held.size())) {
+      shim::find("shared memory is written before a store has read it");
+    }
+  }
+  shim::block.current->stores.swap(later);
 }
 template <int COUNT> void setmaxnreg_dec() { shim::set_registers(COUNT, false); }
 template <int COUNT> void setmaxnreg_inc() { shim::set_registers(COUNT, true); }
