@@ -407,8 +407,9 @@ fn kind(tile: &Tile) -> String {
         }
         Tile::SliceSum(tile) => format!("slices {}", tile.bias.is_some()),
         Tile::Warpgroup(tile) => {
-            let majors = tile.operands.each_ref().map(|operand| operand.k_major);
-            format!("warpgroups {} {majors:?} {:?}", tile.product.accumulate, tile.shape)
+            let [a, b] = &tile.operands;
+            let is_mapped = tile.result.is_some();
+            format!("warpgroups {} {a} {b} {is_mapped} {:?}", tile.product.accumulate, tile.shape)
         }
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),

@@ -57,7 +57,7 @@ pub use slices::SliceSum;
 pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tile::Tile;
 pub use vector::Vectorized;
-pub use warpgroup::{MappedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
+pub use warpgroup::{MappedOperand, StagedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;

@@ -115,9 +115,8 @@ impl BlockTiles {
                 is_split: false,
             };
         };
-        let is_by_warpgroups = arch == Arch::Sm90a && elements == Elements::Halves;
-        let by_warpgroups = is_by_warpgroups.then(|| WarpgroupTile::of(product, added));
-        if let Some(tile) = by_warpgroups.flatten() {
+        if arch == Arch::Sm90a && elements == Elements::Halves {
+            let tile = WarpgroupTile::of(product, added);
             let (tiles, threads) = (tile.tiles(), tile.threads());
             let is_split = tile.workspace.is_some();
             return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };

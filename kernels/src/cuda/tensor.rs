@@ -183,7 +183,7 @@ pub(super) fn fits(p: &Product, target: Target) -> Option<Elements> {
 
 impl OperandCopy {
     /// The widest vectors of an operand, given its loops over batch, over m or n, and over k.
-    fn of(batch: &[[usize; 2]], side: &[[usize; 2]], k: &[[usize; 2]]) -> OperandCopy {
+    pub(super) fn of(batch: &[[usize; 2]], side: &[[usize; 2]], k: &[[usize; 2]]) -> OperandCopy {
         let (of_side, of_k) = (width(side, &[batch, k]), width(k, &[batch, side]));
         let is_unit = |loops: &[[usize; 2]]| inner(loops).is_some_and(|[_, stride]| stride == 1);
         // Adjacent threads load adjacent elements also where vectors have one.

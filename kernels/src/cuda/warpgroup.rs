@@ -1,10 +1,14 @@
 //! Products of BF16 and F16 on the tensor cores of sm_90a, by `wgmma`.
 //!
-//! One warp copies stages of both operands to shared memory by TMA; two warpgroups multiply them,
+//! One thread copies stages of both operands to shared memory by TMA; two warpgroups multiply them,
 //! 64 rows of the block tile each. Every stage has two mbarriers: `full` counts the bytes of its
 //! copies, `empty` the warps that have read it. An accumulator starts as zero, or as the old value
 //! where the product accumulates, and steps of 16 along k are added in ascending order, slices of k
 //! as in `slices`.
+//!
+//! All products of these types run here: sharding m or n may change the strides of an operand, and
+//! must not change bits. What TMA cannot copy, such as rows that do not start at multiples of 16
+//! bytes, all threads of the first warpgroup copy.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 64 in four stages, a block tile per block; the epilogue stores
@@ -15,6 +19,7 @@
 //! 3. products of at most 16 rows, such as those of decoding, are transposed, since `wgmma` takes
 //!    64 rows but may take 16 columns: block tiles of 64 × 16 × 64 in eight stages, one block per
 //!    slice of k.
+//! 4. operands that TMA cannot copy go through registers, in vectors as wide as they are aligned.
 
 use std::fmt;
 
@@ -24,7 +29,7 @@ use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::slices::{Stored, print_block, print_tile, slice, slices, workspace};
-use super::tensor::SKINNY_ROWS;
+use super::tensor::{OperandCopy, SKINNY_ROWS};
 use super::text::{Text, element, line};
 use crate::kernel::{LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
 
@@ -92,7 +97,7 @@ pub struct WarpgroupTile {
     /// The parameter that is added last.
     pub addend: Option<usize>,
     /// How each operand is copied to shared memory.
-    pub operands: [MappedOperand; 2],
+    pub operands: [StagedOperand; 2],
     /// The sizes of a block.
     pub shape: WarpgroupShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
@@ -108,6 +113,15 @@ pub struct MappedResult {
     pub map: TensorMap,
     /// The loops over batch that the map has dims for.
     batch: Vec<usize>,
+}
+
+/// How an operand is copied to shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StagedOperand {
+    /// By TMA.
+    Mapped(MappedOperand),
+    /// By the threads of a warpgroup: how, and which parameter the operand is.
+    Copied(OperandCopy, usize),
 }
 
 /// An operand that TMA copies.
@@ -185,17 +199,6 @@ impl MappedOperand {
         Some(MappedOperand { k_major, map, batch })
     }
 
-    /// Bytes between the two halves along m or n of a tile, and between its groups of eight rows,
-    /// as matrix descriptors have them. The first counts only where rows are along m or n.
-    fn offsets(&self) -> [usize; 2] {
-        [if self.k_major { 16 } else { HALF }, SWIZZLE]
-    }
-
-    /// Bytes of a step of 16 along k.
-    fn step(&self) -> usize {
-        if self.k_major { 32 } else { 16 * SWIZZLE_ROW }
-    }
-
     /// Prints the copies of a stage, which has `extent` rows or columns.
     fn print_copy(&self, (side, extent): (&str, usize), batch: &[usize], text: &mut Text) {
         let TensorMap { name, .. } = &self.map;
@@ -243,20 +246,107 @@ impl MappedResult {
     }
 }
 
-/// Both operands of a product, which are parameters of these numbers, as TMA copies them.
-fn operands(
-    p: &Product,
-    parameters: [usize; 2],
-    shape: WarpgroupShape,
-) -> Option<[MappedOperand; 2]> {
-    let loops = Loops::of(p);
-    let a = [&loops.batch[0][..], &loops.m[0], &loops.k[0]];
-    let b = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
-    let [m, n, _] = shape.tile();
-    Some([
-        MappedOperand::of(("a_map", parameters[0], p.stored.a), a, m)?,
-        MappedOperand::of(("b_map", parameters[1], p.stored.b), b, n)?,
-    ])
+impl StagedOperand {
+    /// How tiles of an operand with `extent` rows or columns are copied.
+    fn of(
+        named: (&'static str, usize, DType),
+        loops: [&[[usize; 2]]; 3],
+        extent: usize,
+    ) -> StagedOperand {
+        if let Some(operand) = MappedOperand::of(named, loops, extent) {
+            return StagedOperand::Mapped(operand);
+        }
+        let [batch, side, k] = loops;
+        let widest = OperandCopy::of(batch, side, k);
+        // A row along m or n has 64 elements.
+        let copy = match widest.k_major || extent >= TILE_K {
+            true => widest,
+            false => OperandCopy { k_major: true, width: 1 },
+        };
+        StagedOperand::Copied(copy, named.1)
+    }
+
+    /// Both operands of a product, which are parameters of these numbers.
+    fn both(p: &Product, parameters: [usize; 2], shape: WarpgroupShape) -> [StagedOperand; 2] {
+        let loops = Loops::of(p);
+        let a = [&loops.batch[0][..], &loops.m[0], &loops.k[0]];
+        let b = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
+        let [m, n, _] = shape.tile();
+        [
+            StagedOperand::of(("a_map", parameters[0], p.stored.a), a, m),
+            StagedOperand::of(("b_map", parameters[1], p.stored.b), b, n),
+        ]
+    }
+
+    /// What the launch passes.
+    fn map(&self) -> Option<&TensorMap> {
+        match self {
+            StagedOperand::Mapped(operand) => Some(&operand.map),
+            StagedOperand::Copied(..) => None,
+        }
+    }
+
+    /// Whether rows of a stage are along k; else along m or n.
+    fn k_major(&self) -> bool {
+        match self {
+            StagedOperand::Mapped(operand) => operand.k_major,
+            StagedOperand::Copied(copy, _) => copy.k_major,
+        }
+    }
+
+    /// Bytes between the two halves along m or n of a tile, and between its groups of eight rows,
+    /// as matrix descriptors have them. The first counts only where rows are along m or n.
+    fn offsets(&self) -> [usize; 2] {
+        [if self.k_major() { 16 } else { HALF }, SWIZZLE]
+    }
+
+    /// Bytes of a step of 16 along k.
+    fn step(&self) -> usize {
+        if self.k_major() { 32 } else { 16 * SWIZZLE_ROW }
+    }
+}
+
+/// An operand that threads copy, as the copies of its stages are printed.
+struct ThreadCopy<'a> {
+    copy: OperandCopy,
+    /// `a` or `b`.
+    name: &'a str,
+    buffer: String,
+    kind: &'static str,
+    /// `m` or `n`, its size, and its extent in a stage.
+    side: (&'a str, usize, usize),
+    /// Loops over that, and over k.
+    loops: [&'a [[usize; 2]]; 2],
+}
+
+impl ThreadCopy<'_> {
+    /// Prints the copies of a stage, zeros where the operand ends, to where TMA would put them.
+    fn print(&self, k_size: usize, text: &mut Text) {
+        let ThreadCopy { copy: OperandCopy { k_major, width }, name, buffer, kind, .. } = self;
+        let (side, size, extent) = self.side;
+        let [rows, columns] = if *k_major { [extent, TILE_K] } else { [TILE_K, extent] };
+        let (count, per_row) = (rows * columns / width, columns / width);
+        let [to_side, to_k] = if *k_major { ["row", "column"] } else { ["column", "row"] };
+        line!(text, "for (u32 i = threadIdx.x; i < {count}; i += {WARPGROUP}) {{");
+        line!(text, "const u32 row = i / {per_row}, column = i % {per_row} * {width};");
+        line!(
+            text,
+            "const u64 {side} = block_{side} + {to_side}, k = first_k + step * {TILE_K} + {to_k};"
+        );
+        line!(text, "Vector<{kind}, {width}> x = {{}};");
+        let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
+        line!(text, "if ({side} < {size} && k < {k_size}) {{");
+        let place = format!("batch_{name} + ({of_side}) + ({of_k})");
+        line!(text, "x = load_vector<{kind}, {width}>({buffer} + {place});");
+        text.end();
+        line!(text, "const u32 in_row = column % {TILE_K} * 2;");
+        line!(
+            text,
+            "u8* const to = {name}_stage + column / {TILE_K} * {HALF} + row * {SWIZZLE_ROW};"
+        );
+        line!(text, "store_shared(to + (in_row / 16 ^ row % 8) * 16 + in_row % 16, x);");
+        text.end();
+    }
 }
 
 /// The product of the transposed operands in the other order, whose result lies where it did.
@@ -274,34 +364,17 @@ fn transposed(p: &Product) -> Product {
 }
 
 impl WarpgroupTile {
-    /// The tile of a product that runs on tensor cores, with parameters that are added to it; none
-    /// where TMA cannot copy its operands.
-    pub(super) fn of(
-        product: &Product,
-        [bias, addend]: [Option<usize>; 2],
-    ) -> Option<WarpgroupTile> {
-        let tile = |product: Product, is_transposed: bool| {
-            let (parameters, shape) = match is_transposed {
-                true => ([1, 0], WarpgroupShape::SKINNY),
-                false => ([0, 1], WarpgroupShape::WIDE),
-            };
-            let operands = operands(&product, parameters, shape)?;
-            let workspace = workspace(&product, is_transposed);
-            let result = if is_transposed { None } else { MappedResult::of(&product) };
-            Some(WarpgroupTile {
-                product,
-                is_transposed,
-                bias,
-                addend,
-                operands,
-                shape,
-                workspace,
-                result,
-            })
+    /// The tile of a product that runs on tensor cores, with parameters that are added to it.
+    pub(super) fn of(product: &Product, [bias, addend]: [Option<usize>; 2]) -> WarpgroupTile {
+        let is_transposed = product.sizes()[1] <= SKINNY_ROWS;
+        let (product, parameters, shape) = match is_transposed {
+            true => (transposed(product), [1, 0], WarpgroupShape::SKINNY),
+            false => (product.clone(), [0, 1], WarpgroupShape::WIDE),
         };
-        let is_skinny = product.sizes()[1] <= SKINNY_ROWS;
-        let skinny = is_skinny.then(|| tile(transposed(product), true)).flatten();
-        skinny.or_else(|| tile(product.clone(), false))
+        let operands = StagedOperand::both(&product, parameters, shape);
+        let workspace = workspace(&product, is_transposed);
+        let result = if is_transposed { None } else { MappedResult::of(&product) };
+        WarpgroupTile { product, is_transposed, bias, addend, operands, shape, workspace, result }
     }
 
     /// Threads of a block: a warpgroup that copies, and those that multiply.
@@ -316,7 +389,7 @@ impl WarpgroupTile {
 
     /// What the launch passes.
     pub(super) fn maps(&self) -> Vec<&TensorMap> {
-        let operands = self.operands.iter().map(|operand| &operand.map);
+        let operands = self.operands.iter().filter_map(StagedOperand::map);
         operands.chain(self.result.iter().map(|result| &result.map)).collect()
     }
 
@@ -351,13 +424,13 @@ impl WarpgroupTile {
         line!(text, "u64* const empty = full + {stages};");
         line!(text, "if (threadIdx.x == 0) {{");
         line!(text, "for (u32 stage = 0; stage < {stages}; stage += 1) {{");
-        line!(text, "mbarrier_init(full + stage, 1);");
+        line!(text, "mbarrier_init(full + stage, {});", self.arrivals());
         line!(text, "mbarrier_init(empty + stage, {});", consumers * WARPGROUP / 32);
         text.end();
         line!(text, "mbarrier_init_fence();");
         text.end();
         line!(text, "sync_block();");
-        self.print_producer(text);
+        self.print_producer(&loops, parameters, text);
         self.print_consumer(&loops, parameters, text);
     }
 
@@ -386,31 +459,102 @@ impl WarpgroupTile {
     }
 
     /// Whether warpgroups change their registers: where accumulators need more than all threads
-    /// could have.
+    /// could have, and those that copy need few.
     fn sets_registers(&self) -> bool {
-        self.shape.consumers > 1
+        self.shape.consumers > 1 && !self.has_copies()
     }
 
-    fn print_producer(&self, text: &mut Text) {
-        let batch: Vec<usize> = self.product.batch.iter().map(|l| l.size).collect();
-        let [tile_m, tile_n, _] = self.shape.tile();
+    /// Whether threads copy an operand.
+    fn has_copies(&self) -> bool {
+        self.operands.iter().any(|operand| operand.map().is_none())
+    }
+
+    /// Bytes of a stage that TMA copies.
+    fn mapped_bytes(&self) -> usize {
+        let stage = self.operands.iter().zip(self.shape.stage());
+        stage.filter(|(operand, _)| operand.map().is_some()).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Arrivals that fill a stage: of the thread that starts TMA, and of each that copies.
+    fn arrivals(&self) -> u32 {
+        let copies = if self.has_copies() { WARPGROUP } else { 0 };
+        u32::from(self.mapped_bytes() > 0) + copies
+    }
+
+    fn print_producer(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
         line!(text, "if (threadIdx.x < {WARPGROUP}) {{");
         if self.sets_registers() {
             line!(text, "setmaxnreg_dec<{}>();", REGISTERS[0]);
         }
-        line!(text, "if (threadIdx.x > 0) return;");
+        if !self.has_copies() {
+            line!(text, "if (threadIdx.x > 0) return;");
+        }
         self.open_tiles(text);
+        let copies = self.thread_copies(loops, parameters);
+        for (copy, of) in copies.iter().zip(&loops.batch) {
+            let Some(ThreadCopy { name, .. }) = copy else { continue };
+            line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
+        }
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         self.print_stage(text);
         line!(text, "mbarrier_wait(empty + stage, (count / {} + 1) % 2);", self.shape.stages);
-        line!(text, "mbarrier_expect(full + stage, {});", self.shape.stage_bytes());
-        for (operand, side) in self.operands.iter().zip([("m", tile_m), ("n", tile_n)]) {
-            operand.print_copy(side, &batch, text);
+        self.print_tma_loads(text);
+        for copy in copies.iter().flatten() {
+            copy.print(self.product.sizes()[3], text);
+        }
+        if self.has_copies() {
+            line!(text, "fence_proxy_async();");
+            line!(text, "mbarrier_arrive(full + stage);");
         }
         (0..2).for_each(|_| text.end());
         line!(text, "return;");
         text.end();
+    }
+
+    /// Prints the copies of a stage by TMA, which one thread starts.
+    fn print_tma_loads(&self, text: &mut Text) {
+        if self.mapped_bytes() == 0 {
+            return;
+        }
+        let batch: Vec<usize> = self.product.batch.iter().map(|l| l.size).collect();
+        let [tile_m, tile_n, _] = self.shape.tile();
+        if self.has_copies() {
+            line!(text, "if (threadIdx.x == 0) {{");
+        }
+        line!(text, "mbarrier_expect(full + stage, {});", self.mapped_bytes());
+        for (operand, side) in self.operands.iter().zip([("m", tile_m), ("n", tile_n)]) {
+            if let StagedOperand::Mapped(operand) = operand {
+                operand.print_copy(side, &batch, text);
+            }
+        }
+        if self.has_copies() {
+            text.end();
+        }
+    }
+
+    /// The operands that threads copy.
+    fn thread_copies<'a>(
+        &self,
+        loops: &'a Loops,
+        parameters: &[Parameter],
+    ) -> [Option<ThreadCopy<'a>>; 2] {
+        let ([_, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.shape.tile());
+        let StoredTypes { a, b, .. } = self.product.stored;
+        let of_a = ("a", a, ("m", m, tile_m), [&loops.m[0][..], &loops.k[0]]);
+        let of_b = ("b", b, ("n", n, tile_n), [&loops.n[0][..], &loops.k[1]]);
+        let copies = [(&self.operands[0], of_a), (&self.operands[1], of_b)];
+        copies.map(|(operand, (name, dtype, side, loops))| match operand {
+            StagedOperand::Mapped(_) => None,
+            StagedOperand::Copied(copy, parameter) => Some(ThreadCopy {
+                copy: *copy,
+                name,
+                buffer: parameters[*parameter].name(),
+                kind: element(dtype),
+                side,
+                loops,
+            }),
+        })
     }
 
     fn print_consumer(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
@@ -479,7 +623,7 @@ impl WarpgroupTile {
             );
         }
         let [step_a, step_b] = [0, 1].map(|at: usize| self.operands[at].step() / 16);
-        let majors = self.operands.each_ref().map(|operand| u8::from(!operand.k_major));
+        let majors = self.operands.each_ref().map(|operand| u8::from(!operand.k_major()));
         line!(text, "warpgroup_fence(acc);");
         line!(text, "UNROLL");
         line!(text, "for (u32 k = 0; k < {}; k += 1) {{", TILE_K / 16);
@@ -641,9 +785,16 @@ impl fmt::Display for WarpgroupTile {
     }
 }
 
-impl fmt::Display for MappedOperand {
+impl fmt::Display for StagedOperand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let major = if self.k_major { "K-major" } else { "MN-major" };
-        write!(f, "{major} in {} dims", self.map.dims.len())
+        let major = if self.k_major() { "K-major" } else { "MN-major" };
+        match self {
+            StagedOperand::Mapped(operand) => {
+                write!(f, "{major} in {} dims", operand.map.dims.len())
+            }
+            StagedOperand::Copied(copy, _) => {
+                write!(f, "{major} by threads, {} at a time", copy.width)
+            }
+        }
     }
 }

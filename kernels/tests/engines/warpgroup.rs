@@ -1,34 +1,52 @@
 //! Products by TMA and `wgmma` (sm_90a), executed by the shim: against exact sums, on random shapes
 //! and layouts; which products have them; mistakes in the text and in tensor maps.
 
-use gantline_kernels::cuda::{Arch, Functions, TensorMap, Tile, functions_for};
+use gantline_kernels::cuda::{
+    Arch, Functions, StagedOperand, TensorMap, Tile, WarpgroupTile, functions_for,
+};
 use gantline_kernels::{Kernel, LoopAB, LoopABC, LoopAC, Product, ProductPart, Products};
 use ir::DType;
 
 use crate::shim::{Library, compiler};
 use crate::tensor::{EACH, is_near, mistaken};
-use crate::{Case, Random, same_bits};
+use crate::{Buffer, Case, Random, same_bits};
 
 fn for_sm90a(kernel: &Kernel) -> (Kernel, Functions) {
     (kernel.clone(), functions_for(kernel, Arch::Sm90a))
 }
 
-fn is_warpgroup(product: &Product, arch: Arch) -> bool {
+/// The tile of a product's first function, if that runs on warpgroups.
+fn warpgroup_tile(product: &Product, arch: Arch) -> Option<WarpgroupTile> {
     let of = functions_for(&Kernel::Product(product.clone()), arch);
-    of.functions.iter().all(|function| matches!(function.tile, Tile::Warpgroup(_)))
+    let Tile::Warpgroup(tile) = of.functions.into_iter().next()?.tile else { return None };
+    Some(tile)
 }
 
-/// A product of matrices that lie in one of two ways each, with rows of whole chunks of 16 bytes.
-fn matrix(random: &mut Random, dtype: DType, [m, n, k]: [usize; 3], major: usize) -> Product {
+/// Whether TMA copies both operands.
+fn is_mapped(tile: &WarpgroupTile) -> bool {
+    tile.operands.iter().all(|operand| matches!(operand, StagedOperand::Mapped(_)))
+}
+
+/// A product of matrices that lie in one of two ways each, with rows of whole chunks of 16 bytes or
+/// of any bytes.
+fn matrix(
+    random: &mut Random,
+    dtype: DType,
+    [m, n, k]: [usize; 3],
+    (major, is_aligned): (usize, bool),
+) -> Product {
     let mut p = Product::matrix(m, n, k, dtype);
-    let row = |size: usize, random: &mut Random| size.next_multiple_of(8) + random.below(2) * 8;
+    let row = |size: usize, random: &mut Random| match is_aligned {
+        true => size.next_multiple_of(8) + random.below(2) * 8,
+        false => size + random.pick(&[0, 1, 2, 4]),
+    };
     p.stored.c = random.pick(&[DType::F32, dtype]);
     p.accumulate = p.stored.c == DType::F32 && random.below(2) == 0;
     let rows = [m, n, k].map(|size| row(size, random));
     (p.m[0].a, p.k[0].a) = if major.is_multiple_of(2) { (rows[2], 1) } else { (1, rows[0]) };
     (p.n[0].b, p.k[0].b) = if major / 2 == 0 { (rows[2], 1) } else { (1, rows[1]) };
     if random.below(4) == 0 {
-        let a = (rows[0] * rows[2]).next_multiple_of(8);
+        let a = (rows[0].max(m) * rows[2].max(k)).next_multiple_of(8);
         let b = random.pick(&[0, rows[1] * rows[2]]);
         p.batch.push(LoopABC { size: 2, a, b, c: m * n });
     }
@@ -40,12 +58,14 @@ type Added = (Case, Product, [Option<usize>; 2]);
 
 fn cases(count: u64) -> Vec<Added> {
     let edges = [1, 7, 8, 16, 33, 64, 65, 128, 129, 136];
+    // Every third has rows that start anywhere.
     let case = |number: u64| {
         let mut random = Random::new(number + 900);
         let dtype = random.pick(&[DType::BF16, DType::F16]);
         let [m, n] = [0; 2].map(|_| random.pick(&edges));
         let k = random.pick(&[1, 15, 64, 70, 128, 200, 328, 460]);
-        let mut p = matrix(&mut random, dtype, [m, n, k], number as usize % 4);
+        let layout = (number as usize % 4, !number.is_multiple_of(3));
+        let mut p = matrix(&mut random, dtype, [m, n, k], layout);
         if !number.is_multiple_of(5) {
             return (Case::new(&mut random, Kernel::Product(p.clone())), p, [None; 2]);
         }
@@ -65,11 +85,13 @@ fn products_by_warpgroups_are_as_near_to_exact_sums_as_the_bound() {
         println!("skipped: no C++ compiler");
         return;
     }
-    let cases = cases(24);
+    let cases = cases(30);
     let all = cases.iter().map(|(case, ..)| for_sm90a(&case.kernel)).collect();
     let library = Library::new("warpgroup", all).expect("there is a compiler");
+    let tile = |p: &Product| warpgroup_tile(p, Arch::Sm90a).expect("it runs on warpgroups");
+    let mapped = cases.iter().filter(|(_, p, _)| is_mapped(&tile(p))).count();
+    assert!(std::env::var("SEED").is_ok() || (15..26).contains(&mapped), "{mapped} are by TMA");
     for (at, (case, p, added)) in cases.iter().enumerate() {
-        assert!(is_warpgroup(p, Arch::Sm90a), "{p:?}");
         let found = case.execute(&library, at, 0);
         assert_eq!(library.report(), None, "case {at}: {p:?}");
         assert_eq!(is_near(p, case, &found[0], *added), None, "case {at}");
@@ -79,9 +101,10 @@ fn products_by_warpgroups_are_as_near_to_exact_sums_as_the_bound() {
     }
 }
 
-/// Products that TMA cannot copy are those of sm_80, as are all on other architectures.
+/// All products of these types run on warpgroups, however m and n are cut, and TMA copies operands
+/// where it can. On other architectures none do.
 #[test]
-fn products_with_strides_of_16_bytes_and_five_dims_run_on_warpgroups() {
+fn products_with_strides_of_16_bytes_and_five_dims_are_copied_by_tma() {
     let aligned = Product::matrix(64, 64, 64, DType::BF16);
     let changed = |change: &dyn Fn(&mut Product)| {
         let mut p = aligned.clone();
@@ -106,8 +129,53 @@ fn products_with_strides_of_16_bytes_and_five_dims_run_on_warpgroups() {
     ];
     for (what, fits, p) in &all {
         for arch in Arch::ALL {
-            let wanted = *fits && arch == Arch::Sm90a;
-            assert_eq!(is_warpgroup(p, arch), wanted, "{what} on {arch}");
+            let tile = warpgroup_tile(p, arch);
+            let wanted = (arch == Arch::Sm90a).then_some(*fits);
+            assert_eq!(tile.as_ref().map(is_mapped), wanted, "{what} on {arch}");
+        }
+    }
+}
+
+/// Shards of a product, whose operands lie as if they were alone, have the bits of the whole.
+#[test]
+fn bits_do_not_depend_on_the_strides_of_shards() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let packed = |[m, n]: [usize; 2]| {
+        let mut p = Product::matrix(m, n, 1090, DType::BF16);
+        // Along m and n, so that the strides of k are their sizes.
+        (p.m[0].a, p.k[0].a) = (1, m);
+        p.stored.c = DType::F32;
+        p
+    };
+    let sizes = [[64, 136], [33, 68], [32, 45], [17, 6], [5, 1], [1, 9]];
+    let kernels = sizes.map(|sizes| Kernel::Product(packed(sizes)));
+    let tiles = sizes.map(|sizes| warpgroup_tile(&packed(sizes), Arch::Sm90a));
+    let tiles = tiles.map(|tile| tile.expect("each shard runs on warpgroups"));
+    assert_eq!(tiles.iter().filter(|tile| is_mapped(tile)).count(), 1);
+    let library = Library::new("shards", kernels.iter().map(for_sm90a).collect());
+    let library = library.expect("there is a compiler");
+    let whole = Case::new(&mut Random::new(8), kernels[0].clone());
+    let [m, n] = sizes[0];
+    let expected = whole.execute(&library, 0, 0)[0].numbers();
+    for (at, [rows, columns]) in sizes.into_iter().enumerate() {
+        let mut part = Case::new(&mut Random::new(8), kernels[at].clone());
+        for (operand, (side, own)) in [(m, rows), (n, columns)].into_iter().enumerate() {
+            let x = whole.inputs[operand].numbers();
+            let places = (0..1090).flat_map(|k| (0..own).map(move |i| k * side + i));
+            part.inputs[operand] =
+                Buffer::new(DType::BF16, &places.map(|place| x[place]).collect::<Vec<f64>>());
+        }
+        let found = part.execute(&library, at, 1);
+        assert_eq!(library.report(), None, "{rows} x {columns}");
+        let found = found[0].numbers();
+        for row in 0..rows {
+            for column in 0..columns {
+                let [found, expected] = [found[row * columns + column], expected[row * n + column]];
+                assert_eq!(found.to_bits(), expected.to_bits(), "{rows} x {columns}");
+            }
         }
     }
 }
@@ -211,7 +279,8 @@ fn mistakes_in_products_by_warpgroups_are_found() {
         };
         let result = tile.result.as_mut().expect("TMA stores the result");
         match tile.operands.get_mut(operand) {
-            Some(operand) => change(&mut operand.map),
+            Some(StagedOperand::Mapped(operand)) => change(&mut operand.map),
+            Some(StagedOperand::Copied(..)) => panic!("TMA copies the operand"),
             None => change(&mut result.map),
         }
     }
@@ -227,5 +296,55 @@ fn mistakes_in_products_by_warpgroups_are_found() {
         let found = (0..8).find_map(|seed| finding(at + 1, seed));
         let found = found.unwrap_or_else(|| panic!("{what} is not found"));
         println!("{what}: {}", found.split("element").last().unwrap_or_default());
+    }
+}
+
+/// What can be wrong where threads copy the second operand: what is replaced, which time, and by
+/// what.
+const COPY_MISTAKES: [(&str, usize, &str); 15] = [
+    ("mbarrier_init(full + stage, 129)", 0, "mbarrier_init(full + stage, 128)"),
+    ("mbarrier_init(full + stage, 129)", 0, "mbarrier_init(full + stage, 130)"),
+    ("mbarrier_wait(empty + stage, (count / 4 + 1) % 2);", 0, ""),
+    ("if (threadIdx.x == 0) {", 1, "if (threadIdx.x <= 1) {"),
+    ("full + stage, 16384", 0, "full + stage, 32768"),
+    ("fence_proxy_async();", 0, ""),
+    ("mbarrier_arrive(full + stage);", 0, ""),
+    ("n < 138", 0, "n < 136"),
+    ("k < 460", 0, "k < 448"),
+    ("first_k + step * 64 + row", 0, "first_k + step * 32 + row"),
+    ("block_n + column", 0, "block_n + column / 64 * 64"),
+    ("(in_row / 16 ^ row % 8)", 0, "(in_row / 16 ^ row / 2 % 4)"),
+    ("column / 64 * 8192", 0, "column / 64 * 4096"),
+    ("batch_b + ", 0, ""),
+    ("i += 128", 0, "i += 256"),
+];
+
+#[test]
+fn mistakes_in_copies_by_threads_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut p = Product::matrix(136, 138, 460, DType::BF16);
+    // Rows of `b` start at multiples of 4 bytes, and go on behind the last column.
+    (p.m[0].a, p.k[0].b, p.stored.c) = (464, 142, DType::F32);
+    p.batch.push(LoopABC { size: 2, a: 136 * 464, b: 470 * 142, c: 136 * 138 });
+    let kernel = Kernel::Product(p.clone());
+    let change = |at: usize, text: String| match at.checked_sub(1) {
+        Some(at) => mistaken(&text, COPY_MISTAKES[at]),
+        None => text,
+    };
+    let all = vec![for_sm90a(&kernel); 1 + COPY_MISTAKES.len()];
+    let library = Library::changed("copy_mistakes", all, &change).expect("it compiles");
+    let case = Case::new(&mut Random::new(5), kernel);
+    let finding = |at: usize, seed: u64| {
+        let found = case.execute(&library, at, seed);
+        library.report().or_else(|| is_near(&p, &case, &found[0], [None; 2]))
+    };
+    assert_eq!((0..3).find_map(|seed| finding(0, seed)), None);
+    for (at, mistake) in COPY_MISTAKES.iter().enumerate() {
+        let found = (0..8).find_map(|seed| finding(at + 1, seed));
+        let found = found.unwrap_or_else(|| panic!("{mistake:?} is not found"));
+        println!("{mistake:?}: {}", found.split("element").last().unwrap_or_default());
     }
 }

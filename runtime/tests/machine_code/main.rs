@@ -38,6 +38,13 @@ fn product_of(dtype: DType) -> Kernel {
     Kernel::Product(p)
 }
 
+/// A product whose second operand has rows that start at multiples of 4 bytes.
+fn copied_by_threads() -> Kernel {
+    let Kernel::Product(mut p) = product(256, false) else { unreachable!("it is a product") };
+    p.k[0].b += 2;
+    Kernel::Product(p)
+}
+
 /// A product of F32 of which neither operand is contiguous along k.
 fn strided() -> Kernel {
     let Kernel::Product(mut p) = product(256, false) else { unreachable!("it is a product") };
@@ -165,6 +172,10 @@ fn expectations() -> Vec<Expected> {
         by_mma("product of few rows by columns", product(4, true)),
         stored_by_tma("product by rows", product(256, false)),
         stored_by_tma("product by columns", product(256, true)),
+        Expected {
+            has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
+            ..by_wgmma("product of rows that start anywhere", copied_by_threads())
+        },
         Expected {
             archs: &Arch::ALL,
             has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],

@@ -641,11 +641,8 @@ inline size_t checked_box(size_t start, const TensorMap& map, int coordinates) {
   return bytes;
 }
 
-inline void load_box(void* to, const TensorMap& map, const void* place, const int* coordinates, int count) {
-  Mbarrier& barrier = known(place);
-  if (!barrier.is_known) find("an mbarrier is not fenced when a copy uses it");
-  size_t start = (unsigned char*)to - block.dynamic, bytes = checked_box(start, map, count);
-  if (!bytes) return;
+// Reports what products that are under way may still read of some bytes that are written.
+inline void check_not_read(size_t start, size_t bytes) {
   for (const Warpgroup& of : block.warpgroups) {
     for (const Multiplication& read : of.pending) {
       for (auto [from, end] : read.reads) {
@@ -653,6 +650,25 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
       }
     }
   }
+}
+
+// Reports what a product reads, which happens as TMA reads, and a thread has written and not fenced.
+inline void check_fenced(const std::vector<std::pair<size_t, size_t>>& reads) {
+  for (const Fiber& fiber : block.fibers) {
+    for (auto [low, high] : fiber.unfenced) {
+      for (auto [from, end] : reads) {
+        if (low < end && from < high) find("a product reads what thread %u wrote, which is not fenced", fiber.index.x);
+      }
+    }
+  }
+}
+
+inline void load_box(void* to, const TensorMap& map, const void* place, const int* coordinates, int count) {
+  Mbarrier& barrier = known(place);
+  if (!barrier.is_known) find("an mbarrier is not fenced when a copy uses it");
+  size_t start = (unsigned char*)to - block.dynamic, bytes = checked_box(start, map, count);
+  if (!bytes) return;
+  check_not_read(start, bytes);
   // Before the copy ends its bytes are anything.
   memset(shared_bytes(start, bytes), 0xff, start + bytes <= block.dynamic_bytes ? bytes : 0);
   std::vector<int> first(coordinates, coordinates + count);
@@ -822,6 +838,7 @@ template <class... C> void tma_load(void* to, const TensorMap& map, unsigned lon
 template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
   size_t at = (unsigned char*)to - shim::block.dynamic;
   shim::need_aligned<Vector<T, N>>(to);
+  shim::check_not_read(at, sizeof x);
   memcpy(shim::shared_bytes(at, sizeof x), &x, sizeof x);
   shim::block.current->unfenced.push_back({at, at + sizeof x});
 }
@@ -881,6 +898,7 @@ void warpgroup_mma(float (&c)[COUNT], u_int64_t a, u_int64_t b) {
     auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
     auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
     std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(x, A_MN, 64), shim::reads_of(y, B_MN, 2 * COUNT)};
+    shim::check_fenced(reads);
     of.pending.push_back(shim::Multiplication{reads, run, of.group});
   });
 }
