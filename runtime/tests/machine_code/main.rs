@@ -119,26 +119,57 @@ fn rows(dtype: DType, more: &[Instr], value: usize) -> Kernel {
     })
 }
 
-/// The table of what is looked for.
-fn expectations() -> Vec<Expected> {
-    const SM80: &[Arch] = &[Arch::Sm80];
-    const SM90A: &[Arch] = &[Arch::Sm90a];
-    let by_mma = |what, kernel| Expected {
+fn by_mma(what: &'static str, kernel: Kernel) -> Expected {
+    Expected {
         what,
-        archs: SM80,
+        archs: &[Arch::Sm80],
         kernel,
         has: &["HMMA", "LDSM", "LDGSTS"],
         lacks: &["HGMMA"],
         wide: &["LDGSTS"],
-    };
-    let by_wgmma = |what, kernel| Expected {
+    }
+}
+
+fn by_wgmma(what: &'static str, kernel: Kernel) -> Expected {
+    Expected {
         what,
-        archs: SM90A,
+        archs: &[Arch::Sm90a],
         kernel,
         has: &["HGMMA", "UTMALDG", "SYNCS"],
         lacks: &["HMMA", "LDGSTS"],
         wide: &[],
-    };
+    }
+}
+
+/// What is looked for in products of neither BF16 nor F16.
+fn products_of_other_elements() -> [Expected; 4] {
+    [
+        Expected {
+            archs: &Arch::ALL,
+            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
+            ..by_mma("product of F32", product_of(DType::F32))
+        },
+        Expected {
+            archs: &Arch::ALL,
+            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
+            wide: &[],
+            ..by_mma("product of strided F32", strided())
+        },
+        Expected {
+            archs: &[Arch::Sm89],
+            has: &["QMMA.16832.F32.E4M3.E4M3", "LDSM", "LDGSTS"],
+            ..by_mma("product of bytes", product_of(DType::F8E4M3))
+        },
+        Expected {
+            archs: &[Arch::Sm90a, Arch::Sm100],
+            has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
+            ..by_mma("product of bytes, converted", product_of(DType::F8E4M3))
+        },
+    ]
+}
+
+/// The table of what is looked for.
+fn expectations() -> Vec<Expected> {
     let by_warpgroups = |what, kernel| Expected {
         has: &["HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"],
         ..by_wgmma(what, kernel)
@@ -162,7 +193,7 @@ fn expectations() -> Vec<Expected> {
         Instr::Reduce { op: ReduceOp::Sum, x: 5 },
         Instr::Binary { op: BinaryOp::Div, a: 5, b: 6 },
     ];
-    vec![
+    let mut all = vec![
         by_mma("product by rows", product(256, false)),
         by_mma("product by columns", product(256, true)),
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
@@ -176,27 +207,6 @@ fn expectations() -> Vec<Expected> {
             has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
             ..by_wgmma("product of rows that start anywhere", copied_by_threads())
         },
-        Expected {
-            archs: &Arch::ALL,
-            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
-            ..by_mma("product of F32", product_of(DType::F32))
-        },
-        Expected {
-            archs: &Arch::ALL,
-            has: &["HMMA.1688.F32.TF32", "LDSM", "LDGSTS"],
-            wide: &[],
-            ..by_mma("product of strided F32", strided())
-        },
-        Expected {
-            archs: &[Arch::Sm89],
-            has: &["QMMA.16832.F32.E4M3.E4M3", "LDSM", "LDGSTS"],
-            ..by_mma("product of bytes", product_of(DType::F8E4M3))
-        },
-        Expected {
-            archs: &[Arch::Sm90a, Arch::Sm100],
-            has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
-            ..by_mma("product of bytes, converted", product_of(DType::F8E4M3))
-        },
         by_wgmma("product of few rows by rows", product(4, false)),
         by_wgmma("product of few rows by columns", product(4, true)),
         by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
@@ -205,7 +215,9 @@ fn expectations() -> Vec<Expected> {
         stream("sum of BF16", rows(DType::BF16, &[], 2)),
         stream("sum of F32", rows(DType::F32, &[], 2)),
         stream("softmax of BF16", rows(DType::BF16, &softmax, 7)),
-    ]
+    ];
+    all.extend(products_of_other_elements());
+    all
 }
 
 /// What is wrong with the operations of the functions of a kernel.
