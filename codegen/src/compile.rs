@@ -1,9 +1,9 @@
 //! Assembly: module × plan → one program per class of ranks.
 //!
 //! A class is a place on the pipeline and tensor-parallel axes; data-parallel ranks run the same
-//! program. Where they share the update (ZeRO 1), each has a piece of every bucket of weights, of the
-//! same length. The arena holds what persists (parameters, gradients, optimizer state, feeds), then
-//! what one micro-batch needs, packed by lifetime. With several micro-batches in flight their
+//! program. Where they share the update (ZeRO 1), each has a piece of every bucket of weights, of
+//! the same length. The arena holds what persists (parameters, gradients, optimizer state, feeds),
+//! then what one micro-batch needs, packed by lifetime. With several micro-batches in flight their
 //! values are given separate room for the whole step.
 
 mod class;

@@ -12,8 +12,8 @@ pub fn whole(dims: &[usize]) -> Vec<Range<usize>> {
     dims.iter().map(|&dim| 0..dim).collect()
 }
 
-/// The blocks that make up a range of a row-major tensor's elements, in order: of a range that begins
-/// and ends inside of rows, what is left of the first, whole rows, and what there is of the last.
+/// The blocks that make up a range of a row-major tensor's elements, in order: of a range that
+/// begins and ends inside of rows, what is left of the first, whole rows, and some of the last.
 pub fn of_elements(range: Range<usize>, dims: &[usize]) -> Vec<Vec<Range<usize>>> {
     if range.is_empty() {
         return Vec::new();
