@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 
 use crate::class::{Class, Stated};
 use crate::dim::Dim;
-use crate::library::{CompositeFactor, templates};
+use crate::library::{CompositeFactor, Definition, templates};
 use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
 use crate::op::{Binary, Combiner, Einsum, Op, Unary};
 use crate::sharding::{Layout, pieces};
@@ -81,6 +81,30 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::DynamicSlice { dim, .. } => untouched_factors(&[*dim], &operands, result),
         Op::Call { function: callee } => call_factors(callee, module),
     }
+}
+
+/// The forms along which context-parallel ranks share a sample: queries of attention, which gathers
+/// keys and values, and rows that are told their positions.
+pub const SEQUENCE_FORMS: [&str; 2] = ["all-gather", "tokens"];
+
+/// The form in which ranks share the experts of a layer.
+pub const EXPERT_FORM: &str = "dispatch";
+
+/// The factors of a node, and those of the forms with one of the given names that the composite
+/// which it calls has.
+pub fn factors_and_forms(
+    node: &Node,
+    function: &Function,
+    module: &Module,
+    forms: &[&str],
+) -> Vec<Factor> {
+    let mut all = factors(node, function, module);
+    if let Op::Call { function: callee } = &node.op {
+        let named = |declared: &&CompositeFactor| forms.contains(&declared.name.as_str());
+        let of = |definition: &Definition| definition.forms.iter().filter(named).cloned().collect();
+        all.extend(declared_factors(callee, module, of));
+    }
+    all
 }
 
 /// Gives an op the sizes that its result has on one rank, and adds the offsets of the pieces, in
@@ -448,16 +472,25 @@ fn replace_factors(dim: usize, ids: &TensorType, result: &TensorType) -> Vec<Fac
 }
 
 fn call_factors(callee: &str, module: &Module) -> Vec<Factor> {
+    declared_factors(callee, module, |definition| definition.factors.clone())
+}
+
+/// Those of the declared factors of a composite that an instance of it has.
+fn declared_factors(
+    callee: &str,
+    module: &Module,
+    declared: impl Fn(&Definition) -> Vec<CompositeFactor>,
+) -> Vec<Factor> {
     let Some(function) = module.function(callee) else { return Vec::new() };
     let Kind::Composite { name, attributes } = &function.kind else { return Vec::new() };
     let Some(template) = templates().get(name) else { return Vec::new() };
     let definition = template.definition(attributes);
     let pack = definition.pack_len(&function.param_types());
     let mut factors = Vec::new();
-    for declared in &definition.factors {
+    for declared in declared(&definition) {
         let packed = declared.places.iter().any(|p| p.dim.is_none());
         let dims = if packed { 0..pack } else { 0..1 };
-        factors.extend(dims.filter_map(|at| composite_factor(declared, at, function, attributes)));
+        factors.extend(dims.filter_map(|at| composite_factor(&declared, at, function, attributes)));
     }
     factors
 }

@@ -6,7 +6,8 @@
 //! definition a template states the [`bounds`] of its attributes, and may name its gradient
 //! composite and its *factors*: the iteration factors along which it can be cut, the units of the
 //! cut, which results are partial sums then, and which attributes count from the shard's offset.
-//! The planner reads factors as data.
+//! Its *forms* are further ways to run it on several ranks, with exchanges inside. The planner reads
+//! factors and forms as data.
 //!
 //! Kernels, gradients and factors go by a composite's name, so a module from outside may use a name
 //! of the library only for what the library defines: attributes out of bounds are refused, and a
@@ -31,10 +32,11 @@ use crate::types::TensorType;
 use template::read_templates;
 pub use template::{Argument, CompositeFactor, Definition, Gradient, Place, Template};
 
-const TEXTS: [(&str, &str); 6] = [
+const TEXTS: [(&str, &str); 7] = [
     ("norm.graph", include_str!("library/norm.graph")),
     ("activation.graph", include_str!("library/activation.graph")),
     ("attention.graph", include_str!("library/attention.graph")),
+    ("experts.graph", include_str!("library/experts.graph")),
     ("embedding.graph", include_str!("library/embedding.graph")),
     ("loss.graph", include_str!("library/loss.graph")),
     ("optimizer.graph", include_str!("library/optimizer.graph")),
@@ -161,7 +163,7 @@ mod tests {
         let (q, kv, lse) = (ty(&[2, 5, 4, 8]), ty(&[2, 5, 2, 8]), ty(&[2, 4, 5]));
         for template in templates().values() {
             let given = template.attributes.iter().filter(|(_, d)| d.is_none());
-            let whole = ["group", "salt", "query_offset"];
+            let whole = ["group", "salt", "query_offset", "top_k"];
             let value = |n: &str| match n {
                 "heads" => 4.0,
                 _ if whole.contains(&n) => 2.0,
@@ -179,6 +181,8 @@ mod tests {
                     ("labels", _) => labels.clone(),
                     ("lse", 3) => lse.clone(),
                     ("lse" | "mean" | "rstd", _) => row.clone(),
+                    ("w_gate" | "w_up", _) => ty(&[8, 6, 8]),
+                    ("w_down", _) => ty(&[8, 8, 6]),
                     ("w" | "b", _) => w.clone(),
                     (_, 0) => scalar.clone(),
                     _ if template.name.starts_with("rope") => q.clone(),

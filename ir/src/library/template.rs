@@ -12,6 +12,9 @@
 //! - `factor heads %q:2 %bias:H partial %dk offset head_offset=%q`: the dims that a factor cuts, by
 //!   number or by size (none where the parameter lacks it; `%dx` has the sizes of `%x`), results
 //!   that are partial sums then unless they are cut, and attributes that count from the shard.
+//! - `form all-gather %q:1 partial %dk`: as a factor, a way to run the composite on several ranks
+//!   that takes exchanges inside of it, or a part for positions that no attribute counts. A factor
+//!   is computed on pieces alone; of a form the planner asks by name.
 //! - `whole group`, `either sign -1 1`, `bound 0 <= p < 1`: what attributes keep to, see
 //!   [`bounds`](super::bounds).
 
@@ -58,6 +61,8 @@ pub struct Definition {
     pub gradient: Option<Gradient>,
     /// The factors along which a call can be cut.
     pub factors: Vec<CompositeFactor>,
+    /// The ways to run a call on several ranks that take more than pieces: distributed forms.
+    pub forms: Vec<CompositeFactor>,
     /// Results that are there where an attribute is 1: the result and the attribute.
     pub optional_results: Vec<(String, String)>,
     /// What the attributes keep to.
@@ -365,6 +370,7 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
     let mut definition = Definition {
         gradient: None,
         factors: Vec::new(),
+        forms: Vec::new(),
         optional_results: Vec::new(),
         bounds: Vec::new(),
         params: Vec::new(),
@@ -379,6 +385,9 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
             ("gradient", rest) => definition.gradient = Some(read_gradient(rest)?),
             ("factor", rest) => {
                 definition.factors.push(read_factor(rest, &definition.params, text)?);
+            }
+            ("form", rest) => {
+                definition.forms.push(read_factor(rest, &definition.params, text)?);
             }
             ("optional", rest) => {
                 let (result, attribute) = rest.strip_prefix('%')?.split_once(' ')?;

@@ -80,8 +80,9 @@ pub(super) struct Found {
     terms: Vec<Term>,
 }
 
-/// Composites whose gradient is not that of what they compute: only who calls them means them.
-const NOT_RECOGNISED: [&str; 2] = ["shut_gradient", "shut_gradient_bwd"];
+/// Composites of which only who calls them means them: their gradient is not that of what they
+/// compute, or an attribute says what the definition does not.
+const NOT_RECOGNISED: [&str; 4] = ["shut_gradient", "shut_gradient_bwd", "experts", "experts_bwd"];
 
 /// The composites that are recognised.
 fn recognisable() -> impl Iterator<Item = &'static Template> {

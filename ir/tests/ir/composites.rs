@@ -3,7 +3,7 @@
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
-use gantline_ir::factors::{Offset, factors};
+use gantline_ir::factors::{Offset, SEQUENCE_FORMS, factors_and_forms};
 use gantline_ir::inline::inline_composites;
 use gantline_ir::library::{Argument, templates};
 use gantline_ir::module::Attributes;
@@ -50,6 +50,14 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
             let attributes = [("theta", 100.0), ("offset", 0.1), ("gain", 1.2)];
             let attributes = attributes.into_iter().chain(scaling).collect();
             (attributes, vec![r.signed(&q), r.ids(&[], 0, 9)])
+        }
+        "experts" => {
+            let (model, inner, count) = (1 + r.below(4), 1 + r.below(4), 1 + r.below(4));
+            let wide = [count, inner, model];
+            let gates = r.signed(&[batch, rows, count]);
+            let [gate, up] = [r.signed(&wide), r.signed(&wide)];
+            let down = r.signed(&[count, model, inner]);
+            (vec![("top_k", 1.0)], vec![r.signed(&[batch, rows, model]), gates, gate, up, down])
         }
         _ => panic!("`{name}` has a gradient and needs a sample here"),
     }
@@ -199,11 +207,11 @@ fn call_of(name: &str, attributes: &[(&str, f64)], operands: &[Tensor]) -> Modul
     module
 }
 
-/// Over samples and heads, with biases that have these dims and that share them: pieces make the
+/// Over samples, heads and queries, with biases that have these dims and that share them: pieces make the
 /// whole, and gradients of what is shared are terms of a sum.
 #[test]
 fn attention_in_pieces_is_attention() {
-    let mut cut = [0; 3];
+    let mut cut = [0; 4];
     for seed in seeds(60) {
         let mut r = Draws::new(seed);
         let (attributes, mut operands) = sample("attention", &mut r);
@@ -229,8 +237,14 @@ fn attention_in_pieces_is_attention() {
             let function = module.function("f").unwrap();
             let results = eval(&module, "f", &operands).unwrap();
             for (number, factor) in
-                factors(&function.nodes[0], function, &module).iter().enumerate()
+                factors_and_forms(&function.nodes[0], function, &module, &SEQUENCE_FORMS)
+                    .iter()
+                    .enumerate()
             {
+                // The form: documents are whole, and of as many tokens as there are queries.
+                if number == 3 && attributes.contains(&("documents", 1.0)) {
+                    continue;
+                }
                 let units = factor.units.as_constant().unwrap() as usize;
                 let ranks = 2 + r.below(2);
                 let Some(starts) = pieces(units, 1, ranks).filter(|_| units >= ranks) else {
@@ -246,8 +260,14 @@ fn attention_in_pieces_is_attention() {
                     let mut attributes = attributes.clone();
                     for offset in &factor.offsets {
                         let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
-                        let name = if name == "head_offset" { "head_offset" } else { "kv_offset" };
-                        attributes.push((name, (starts[rank].start * unit) as f64));
+                        let start = (starts[rank].start * unit) as f64;
+                        match attributes.iter_mut().find(|(of, _)| of == name) {
+                            Some((_, number)) => *number += start,
+                            None if name == "head_offset" => {
+                                attributes.push(("head_offset", start))
+                            }
+                            None => attributes.push(("kv_offset", start)),
+                        }
                     }
                     let module = call_of(name, &attributes, &local);
                     eval(&module, "f", &local).unwrap()
@@ -263,6 +283,6 @@ fn attention_in_pieces_is_attention() {
         }
     }
     if std::env::var("SEED").is_err() {
-        assert!(cut.iter().all(|count| *count >= 20), "batch, heads, groups: {cut:?}");
+        assert!(cut.iter().all(|count| *count >= 20), "batch, heads, groups, queries: {cut:?}");
     }
 }
