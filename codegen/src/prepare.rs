@@ -20,11 +20,17 @@ pub fn evaluation_name(entry: &str) -> String {
     format!("{entry}_eval")
 }
 
+/// Composites without kernels of which plans say how ranks share them.
+const PLANNED_WHOLE: [&str; 2] = ["experts", "experts_bwd"];
+
 /// What an entry is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Gradients of the layers that it calls are needed.
     Training,
+    /// As for training, by plans that no program of this release carries out: composites that have
+    /// forms for several ranks, as experts, stay calls even where they have no kernel.
+    Planning,
     /// It only runs forward.
     Inference,
 }
@@ -84,6 +90,19 @@ pub fn prepare_inference_as(
     prepare_for(Purpose::Inference, module, entry, *precision)
 }
 
+/// Prepares a module as [`prepare_training_as`] does, to be planned for devices that no program is
+/// made for: experts stay whole.
+///
+/// # Errors
+/// Those of [`prepare_training`].
+pub fn prepare_planning_as(
+    module: Module,
+    entry: &str,
+    precision: &Precision,
+) -> Result<Module, Diagnostic> {
+    prepare_for(Purpose::Planning, module, entry, *precision)
+}
+
 fn prepare_for(
     purpose: Purpose,
     module: Module,
@@ -114,7 +133,7 @@ pub fn prepare(
     let layers = layers(&module, entry)?;
     let recognised = simplify(&mut module, &rules(selection.composites));
     after("recognise", &module);
-    if purpose == Purpose::Training {
+    if purpose != Purpose::Inference {
         for function in layers {
             ir::autodiff::differentiate(&mut module, &function)?;
         }
@@ -124,7 +143,8 @@ pub fn prepare(
         module = retype(&module, &precision)?;
         after("retype", &module);
     }
-    ir::inline::inline_composites(&mut module, is_in_catalogue);
+    let is_planned = |name: &str| purpose == Purpose::Planning && PLANNED_WHOLE.contains(&name);
+    ir::inline::inline_composites(&mut module, |name| is_in_catalogue(name) || is_planned(name));
     place_draws(&mut module)?;
     after("inline", &module);
     let simplified = simplify(&mut module, &rules(false));
