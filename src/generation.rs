@@ -18,7 +18,7 @@ use codegen::inference::{Forward, compile_entries};
 use codegen::prepare::prepare_inference_as;
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
-use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Schedule, Zero};
+use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Schedule, Zero};
 use ir::precision::Precision;
 use ir::sharding::pieces;
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
@@ -173,8 +173,17 @@ pub fn plan_forward(
         .calls
         .len();
     let Mesh { pp, dp, tp, .. } = mesh;
-    let request =
-        Request { module, entry, dp, tp, microbatch_size: samples, sequence: false, rates: RATES };
+    let request = Request {
+        module,
+        entry,
+        dp,
+        cp: 1,
+        tp,
+        ep: 1,
+        microbatch_size: samples,
+        sequence: false,
+        rates: RATES,
+    };
     let functions: BTreeMap<String, FunctionPlan> = shard(&request)?
         .functions
         .into_iter()
@@ -195,6 +204,7 @@ pub fn plan_forward(
         precision,
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
+        context: ContextForm::default(),
         ep: 1,
         zero: Zero::default(),
         offload: Offload::default(),

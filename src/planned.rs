@@ -84,7 +84,7 @@ fn build(
     let description = crate::resolve(model)?.description;
     let (dtype, dropout) = (precision.accumulate, None);
     let model = crate::import(&description, &Options { seq, dtype, dropout, documents: false })?;
-    let module = crate::prepare_as(&model, &precision)?;
+    let module = codegen::prepare::prepare_planning_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }
 

@@ -151,6 +151,36 @@ impl Offload {
     }
 }
 
+/// How context-parallel ranks attend to each other's tokens. Of the pieces into which a sample is
+/// cut, two for each of `cp` ranks, rank `i` has those numbered `i` and `2 cp - 1 - i`: so the ranks
+/// have equal parts of a causal mask (Brandon et al. 2023, striped; Grattafiori et al. 2024).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextForm {
+    /// Keys and values of all ranks are gathered, and their gradients reduced and scattered.
+    #[default]
+    AllGather,
+}
+
+impl ContextForm {
+    /// All of them.
+    pub const ALL: [ContextForm; 1] = [ContextForm::AllGather];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            ContextForm::AllGather => "all-gather",
+        }
+    }
+
+    /// Pieces of a sample over `cp` ranks.
+    pub fn pieces(self, cp: usize) -> usize {
+        if cp == 1 { 1 } else { 2 * cp }
+    }
+}
+
 /// Sharding over data-parallel ranks of what they all hold (Rajbhandari et al. 2020).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -230,9 +260,14 @@ impl FunctionPlan {
     }
 
     /// The same on a mesh: on an axis of one rank everything is whole.
-    pub fn on(mut self, mesh: Mesh) -> FunctionPlan {
+    pub fn on(self, mesh: Mesh) -> FunctionPlan {
+        self.on_besides(mesh, 1)
+    }
+
+    /// The same on a mesh on which `ep` ranks share experts.
+    pub fn on_besides(mut self, mesh: Mesh, ep: usize) -> FunctionPlan {
         self.shardings.retain(|_, sharding| {
-            *sharding = mesh.relevant(sharding);
+            *sharding = mesh.relevant_besides(ep, sharding);
             sharding.layouts().next().is_some()
         });
         self
@@ -276,6 +311,9 @@ pub struct Plan {
     /// have several chunks each: there are `vpp` ends for each stage, and chunk `c` of all belongs
     /// to stage `c mod pp`.
     pub stage_ends: Vec<usize>,
+    /// How context-parallel ranks attend to each other's tokens, where there are several.
+    #[serde(default)]
+    pub context: ContextForm,
     /// Expert-parallel ranks: they share the experts of a layer. Taken from `tp`, `cp` and `dp`,
     /// innermost first.
     pub ep: usize,

@@ -18,10 +18,13 @@ pub enum Axis {
     Cp,
     /// Tensor parallelism.
     Tp,
+    /// Expert parallelism: none of the mesh, but factors of its axes. In a sharding that names it,
+    /// the other axes stand for what it leaves of them (see `Mesh::besides_experts`).
+    Ep,
 }
 
 impl Axis {
-    /// All axes, outermost first.
+    /// All axes of a mesh, outermost first.
     pub const ALL: [Axis; 4] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
 
     /// The name in texts and flags.
@@ -31,12 +34,18 @@ impl Axis {
             Axis::Dp => "dp",
             Axis::Cp => "cp",
             Axis::Tp => "tp",
+            Axis::Ep => "ep",
         }
     }
 
-    /// The axis of a name.
+    /// The axis of a mesh of a name.
     pub fn parse(name: &str) -> Option<Axis> {
         Axis::ALL.into_iter().find(|axis| axis.name() == name)
+    }
+
+    /// The axis of a name in a sharding.
+    fn parse_of_sharding(name: &str) -> Option<Axis> {
+        Axis::parse(name).or_else(|| (name == Axis::Ep.name()).then_some(Axis::Ep))
     }
 }
 
@@ -138,7 +147,7 @@ impl Sharding {
                     Some((axis, unit)) => (axis, unit.parse().ok().filter(|u| *u > 0)?),
                     None => (cut, 1),
                 };
-                layouts.push((Axis::parse(axis)?, Layout::Cut { dim, unit }));
+                layouts.push((Axis::parse_of_sharding(axis)?, Layout::Cut { dim, unit }));
             }
         }
         let words: Vec<&str> = partial.split_whitespace().collect();
@@ -146,7 +155,7 @@ impl Sharding {
             let [keyword, combiner, axis] = clause else { return None };
             let combiner = Combiner::ALL.into_iter().find(|c| c.name() == *combiner)?;
             (*keyword == "partial").then_some(())?;
-            layouts.push((Axis::parse(axis)?, Layout::Partial(combiner)));
+            layouts.push((Axis::parse_of_sharding(axis)?, Layout::Partial(combiner)));
         }
         Some(Sharding::new(layouts))
     }
@@ -222,6 +231,8 @@ mod tests {
             (Axis::Dp, Layout::Partial(Combiner::Sum)),
             (Axis::Tp, Layout::Partial(Combiner::Sum)),
         ]);
+        let expert = "[dim0 @ ep, dim1 @ tp] partial sum dp";
+        assert_eq!(Sharding::parse(expert).map(|s| s.display(2)).as_deref(), Some(expert));
         assert_eq!(partial.display(0), "[] partial sum dp partial sum tp");
         assert_eq!(Sharding::parse(&partial.display(0)), Some(partial));
     }

@@ -137,6 +137,15 @@ fn check_groups(plan: &Plan, found: &mut Vec<Diagnostic>) {
         let headline =
             format!("{} ranks share experts, of dp · cp · tp = {}", plan.ep, dp * cp * tp);
         found.push(error("E3301", plan, headline));
+    } else if plan.mesh.besides_experts(plan.ep).is_none() {
+        let headline = format!("{} ranks share experts, of dp · cp = {}", plan.ep, dp * cp);
+        let note = "in a plan, ranks that share experts are none of tp";
+        found.push(error("E3301", plan, headline).note(note));
+    }
+    let pieces = plan.context.pieces(cp);
+    if !plan.seq.is_multiple_of(pieces) {
+        let headline = format!("cp={cp} shares {pieces} equal pieces of {} tokens", plan.seq);
+        found.push(error("E3301", plan, headline));
     }
     if stage > 3 || (shard > 0 && !divides(shard as usize, dp * cp)) {
         let headline = format!("ZeRO {stage} over {shard} of dp · cp = {} ranks", dp * cp);

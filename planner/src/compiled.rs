@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 
-use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule};
+use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule};
 use ir::precision::Precision;
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
@@ -393,6 +393,7 @@ fn assemble(
         precision: job.precision,
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: candidate.stage_ends.clone(),
+        context: ContextForm::default(),
         ep: 1,
         zero: candidate.zero,
         offload: Offload::default(),

@@ -125,6 +125,7 @@ impl Configuration {
             Axis::Cp => self.cp,
             Axis::Dp => self.dp,
             Axis::Pp => self.pp,
+            Axis::Ep => self.ep,
         }
     }
 

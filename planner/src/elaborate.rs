@@ -1,8 +1,8 @@
 //! Elaboration: from the name of a plan, `tp=2 pp=4 dp=8 mbs=1 sp zero=1`, to the plan.
 //!
 //! A name decides the mesh, the stages, the schedule, what is recomputed, sharded and offloaded.
-//! What it leaves open, how each value of each function lies on `tp`, follows from the module
-//! alone: the search over shardings weighs options by fixed rates, so that equal names mean equal
+//! What it leaves open, how each value of each function lies on the axes, follows from the
+//! module alone: the search over shardings weighs options by fixed rates, so that equal names mean equal
 //! plans on every cluster. [`name_of`] reads the name off a plan, and counts the decisions in which
 //! the plan differs from what its name means.
 
@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::Range;
 
 use codegen::calls::{Calls, Operand};
-use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction};
+use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::Precision;
 use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span};
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ pub struct Purpose<'a> {
 ///
 /// # Errors
 /// `E3401` for a name that does not fit the model or the batch, `E3101` and `E3102` where a layer
-/// cannot be split as asked, `E3405` for decisions that a plan's values cannot express yet.
+/// cannot be split as asked, `E3405` for ranks that share experts across `tp`.
 pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Vec<Diagnostic>> {
     let error = |code, headline: String, help: &str| {
         vec![Diagnostic::error(code, Span::of(name.to_string()), headline).help(help)]
@@ -68,26 +68,31 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let calls = Calls::of_entry(purpose.module, purpose.entry).map_err(|one| vec![one])?;
     let layers = layers_of(&calls);
     name.check(layers.len() as u32)?;
-    if name.cp > 1 || name.ep > 1 {
-        let what = if name.cp > 1 { "context" } else { "expert" };
-        let headline = format!("shardings of values know no {what} parallelism yet");
-        return Err(error(
-            "E3405",
-            headline,
-            "plan with `--forbid cp` and `--forbid ep`, or ask for `--name`",
-        ));
+    let mesh = mesh_of(name);
+    let ep = name.ep as usize;
+    if mesh.besides_experts(ep).is_none() {
+        let headline = format!("ep={ep} takes ranks of tp, which shardings do not say yet");
+        let help = "use an `ep` whose factors are of cp · dp, or ask for `--name`";
+        return Err(error("E3405", headline, help));
+    }
+    let context = ContextForm::default();
+    let pieces = context.pieces(mesh.cp);
+    if !purpose.seq.is_multiple_of(pieces) {
+        let headline = format!("{} tokens are not {pieces} equal pieces", purpose.seq);
+        return Err(error("E3401", headline, "use a `cp` whose double divides the tokens"));
     }
     let samples = purpose.global_batch_size as u64;
     let count = name.microbatch_count(samples).ok_or_else(|| {
         let headline = format!("{samples} samples are no multiple of dp · mbs");
         error("E3401", headline, "use a batch that dp · mbs divides")
     })?;
-    let mesh = mesh_of(name);
     let request = Request {
         module: purpose.module,
         entry: purpose.entry,
         dp: mesh.dp,
+        cp: mesh.cp,
         tp: mesh.tp,
+        ep,
         microbatch_size: name.microbatch as usize,
         sequence: name.sequence_parallel && mesh.tp > 1,
         rates: NOMINAL,
@@ -97,7 +102,8 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let keeps = Keeps::of(name, &calls, &layers, &stage_ends)
         .ok_or_else(|| error("E3401", "`recompute=auto` is no decision".to_owned(), "choose"))?;
     let functions = sharded.functions.into_iter().map(|(function, shardings)| {
-        let plan = keeps.plan(&function, FunctionPlan::new(Keep::Full, shardings).on(mesh));
+        let plan = FunctionPlan::new(Keep::Full, shardings).on_besides(mesh, ep);
+        let plan = keeps.plan(&function, plan);
         (function, plan)
     });
     Ok(Plan {
@@ -110,7 +116,8 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         precision: purpose.precision,
         schedule: name.schedule,
         stage_ends,
-        ep: name.ep as usize,
+        context,
+        ep,
         zero: name.zero,
         offload: name.offload,
         optimizer: purpose.optimizer,
@@ -338,7 +345,8 @@ fn keeps_of(calls: &Calls, plan: &Plan) -> Vec<Keep> {
 /// keep, and where stages end.
 fn differences(calls: &Calls, plan: &Plan, meant: &Plan) -> usize {
     let differing = |a: &FunctionPlan, b: &FunctionPlan| {
-        let (a, b) = (a.clone().on(plan.mesh), b.clone().on(plan.mesh));
+        let on = |one: &FunctionPlan| one.clone().on_besides(plan.mesh, plan.ep);
+        let (a, b) = (on(a), on(b));
         let values: BTreeSet<&String> = a.shardings.keys().chain(b.shardings.keys()).collect();
         values.into_iter().filter(|name| a.shardings.get(*name) != b.shardings.get(*name)).count()
     };

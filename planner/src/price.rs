@@ -203,7 +203,7 @@ impl<'a> Prices<'a> {
             Group::Axis(Axis::Tp) => (tp, tp),
             Group::Axis(Axis::Dp) => (dp * tp, dp),
             Group::Axis(Axis::Pp) => (pp * dp * tp, pp),
-            Group::Axis(Axis::Cp) => (1, 1),
+            Group::Axis(Axis::Cp | Axis::Ep) => (1, 1),
             Group::Stages(stages) => (pp * dp * tp, stages.len()),
             Group::World => (pp * dp * tp, pp * dp * tp),
         };

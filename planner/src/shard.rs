@@ -1,8 +1,9 @@
-//! Shardings inside functions: for each layer and its gradient, how every value lies on `dp` and
-//! `tp`.
+//! Shardings inside functions: for each layer and its gradient, how every value lies on `dp`, `cp`,
+//! `tp` and `ep`.
 //!
 //! On `dp` a rule decides: what is counted by samples is cut by samples, sums over them stay
-//! partial. On `tp` a beam search over the nodes in order does, with the op table's factors as
+//! partial; so on `cp`, by tokens of a sample. Over `ep` the weights of experts are cut by experts,
+//! and all else lies as it would without it. On `tp` a beam search over the nodes in order does, with the op table's factors as
 //! options (`beam`). Layers meet in their boundary activations, whose layout is given, and in
 //! shared weights, whose layout is enumerated; so the sum of the layers' minima is the minimum.
 //!
@@ -10,9 +11,12 @@
 //! the same options, which the search asks for.
 
 mod beam;
+mod context;
 mod data;
+mod experts;
 mod problem;
 mod roles;
+mod together;
 mod work;
 
 #[cfg(test)]
@@ -25,6 +29,7 @@ use ir::{Axis, Bindings, Diagnostic, Dim, Layout, Module, Sharding, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
+use context::ContextLayouts;
 
 pub use beam::BEAM_WIDTH;
 pub use roles::{Layer, Role, layers};
@@ -49,8 +54,12 @@ pub struct Request<'a> {
     pub entry: &'a str,
     /// Data-parallel ranks.
     pub dp: usize,
+    /// Context-parallel ranks.
+    pub cp: usize,
     /// Tensor-parallel ranks.
     pub tp: usize,
+    /// Ranks that share experts.
+    pub ep: usize,
     /// Samples of a micro-batch on one rank.
     pub microbatch_size: usize,
     /// Whether activations between layers are cut over `tp` along the sequence, or whole.
@@ -87,12 +96,18 @@ pub fn shard(request: &Request<'_>) -> Result<Sharded, Diagnostic> {
     let mut bound = symbolic.clone();
     let batch = (request.microbatch_size * request.dp) as i64;
     bound.bind(&Bindings::from([(Dim::BATCH.to_owned(), batch)]));
+    let entry = symbolic.function(request.entry).expect("it has layers");
+    let context = context::context_layouts(request.cp, entry, &bound, &layers)?;
+    if request.ep > 1 && !layers.iter().any(|layer| has_experts(&bound, layer)) {
+        let headline = format!("no layer of `{}` has experts for ep={}", symbolic.name, request.ep);
+        return Err(Diagnostic::error("E3102", Span::of("ep"), headline).help("leave `ep` out"));
+    }
     let shared = shared_weights(&layers);
     let mut best: Option<Sharded> = None;
     let mut reason = None;
     let mut known = Known::new();
     for fixed in storages(&layers, &shared, &bound, request.tp) {
-        match shard_all(request, &bound, &layers, &fixed, &mut known) {
+        match shard_all(request, &bound, (&layers, &context), &fixed, &mut known) {
             Ok(found) if best.as_ref().is_none_or(|b| found.seconds < b.seconds) => {
                 best = Some(found);
             }
@@ -118,7 +133,7 @@ struct OneLayer {
 fn shard_all(
     request: &Request<'_>,
     bound: &Module,
-    layers: &[Layer],
+    (layers, context): (&[Layer], &ContextLayouts),
     fixed: &BTreeMap<String, Layout>,
     known: &mut Known,
 ) -> Result<Sharded, Diagnostic> {
@@ -126,7 +141,10 @@ fn shard_all(
     for (at, layer) in layers.iter().enumerate() {
         let read = fixed.iter().filter(|(weight, _)| layer.param_of(weight).is_some());
         let key = (at, read.map(|(weight, layout)| (weight.clone(), *layout)).collect());
-        let found = known.entry(key).or_insert_with(|| shard_one(request, bound, layer, fixed));
+        let found = known.entry(key).or_insert_with(|| {
+            let context = context[&layer.name].clone();
+            shard_one(request, bound, (layer, context), fixed)
+        });
         let found = found.clone()?;
         all.functions.insert(layer.name.clone(), found.shardings);
         all.seconds += found.seconds * layer.calls as f64;
@@ -140,22 +158,32 @@ fn shard_all(
 fn shard_one(
     request: &Request<'_>,
     bound: &Module,
-    layer: &Layer,
+    (layer, context): (&Layer, Vec<Layout>),
     fixed: &BTreeMap<String, Layout>,
 ) -> Result<OneLayer, Diagnostic> {
-    let problem = problem::Problem::new(request, bound, layer, fixed)?;
+    let problem = problem::Problem::new(request, bound, (layer, context), fixed)?;
+    let experts = experts::expert_layouts(request.ep, problem.function, &problem.expert_dims)?;
     let found = beam::search(&problem).map_err(|value| {
         let headline = format!("`tp={}` cannot cut `{}`", request.tp, layer.name);
         Diagnostic::error("E3101", Span::of("--tp"), headline)
             .note(format!("no factor of the node that makes `%{value}` yields its layout"))
             .help(format!("use a tp smaller than {}", request.tp))
     })?;
-    let shardings = problem.function.values.iter().zip(&problem.data).zip(&found.layouts);
-    let shardings = shardings.map(|((value, dp), tp)| {
-        (value.name.clone(), Sharding::new([(Axis::Dp, *dp), (Axis::Tp, *tp)]))
+    let values = problem.function.values.iter().enumerate();
+    let shardings = values.map(|(at, value)| {
+        let (data, context) = (problem.data[at], problem.context[at]);
+        let axes = [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep];
+        let layouts = [data, context, found.layouts[at], experts[at]];
+        (value.name.clone(), Sharding::new(axes.into_iter().zip(layouts)))
     });
     let shardings = shardings.collect();
     Ok(OneLayer { shardings, seconds: found.seconds, capped: found.capped })
+}
+
+/// Whether a layer has experts that ranks can share.
+fn has_experts(bound: &Module, layer: &Layer) -> bool {
+    let function = bound.function(&layer.function);
+    function.is_some_and(|f| experts::expert_dims(f, bound).iter().any(Option::is_some))
 }
 
 /// Weights of the entry that more than one layer reads.

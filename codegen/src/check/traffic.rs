@@ -103,7 +103,7 @@ impl<'p> World<'_, 'p> {
         };
         match group {
             Group::Axis(Axis::Dp) => (vec![class], mesh.dp > 1),
-            Group::Axis(Axis::Cp) => (vec![class], false),
+            Group::Axis(Axis::Cp | Axis::Ep) => (vec![class], false),
             Group::Axis(Axis::Pp) => (of_stages(&mut (0..mesh.pp)), false),
             Group::Axis(Axis::Tp) => {
                 let places = 0..mesh.tp;

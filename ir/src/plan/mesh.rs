@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sharding::{Axis, Sharding};
+use crate::sharding::{Axis, Layout, Sharding};
 
 /// The usual placement, innermost first: tensor-parallel ranks are neighbours, stages far apart.
 pub const USUAL_ORDER: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp];
@@ -44,14 +44,31 @@ impl Mesh {
         Axis::ALL.into_iter().try_fold(1_usize, |ranks, axis| ranks.checked_mul(self.size(axis)))
     }
 
-    /// The size of an axis.
+    /// The size of an axis; 1 of `ep`, which is none.
     pub fn size(self, axis: Axis) -> usize {
         match axis {
             Axis::Pp => self.pp,
             Axis::Dp => self.dp,
             Axis::Cp => self.cp,
             Axis::Tp => self.tp,
+            Axis::Ep => 1,
         }
+    }
+
+    /// What ranks that share experts leave of the mesh: `ep` takes factors of `cp` and `dp`,
+    /// innermost first. None where these have no such factors.
+    pub fn besides_experts(self, ep: usize) -> Option<Mesh> {
+        let (mut rest, mut left) = (self, ep);
+        for axis in self.order {
+            let size = match axis {
+                Axis::Dp => &mut rest.dp,
+                Axis::Cp => &mut rest.cp,
+                Axis::Pp | Axis::Tp | Axis::Ep => continue,
+            };
+            let taken = common_divisor(*size, left);
+            (*size, left) = (*size / taken, left / taken);
+        }
+        (left == 1).then_some(rest)
     }
 
     /// The difference of the numbers of two neighbours on an axis.
@@ -77,9 +94,19 @@ impl Mesh {
         Axis::ALL.into_iter().zip(coordinates).map(at).sum()
     }
 
-    /// What a sharding says on this mesh: on an axis of one rank every value is whole.
+    /// What a sharding says where `ep` ranks share experts: one that names `ep` says it of what `ep`
+    /// leaves of the mesh.
+    pub fn relevant_besides(self, ep: usize, sharding: &Sharding) -> Sharding {
+        let names_experts = sharding.on(Axis::Ep) != Layout::Replicated;
+        let rest = if names_experts { self.besides_experts(ep) } else { Some(self) };
+        rest.unwrap_or(self).relevant(sharding)
+    }
+
+    /// What a sharding says on this mesh: on an axis of one rank every value is whole. What is cut
+    /// over experts stays so.
     pub fn relevant(self, sharding: &Sharding) -> Sharding {
-        Sharding::new(sharding.layouts().filter(|(axis, _)| self.size(*axis) > 1))
+        let is_of_several = |(axis, _): &(Axis, Layout)| self.size(*axis) > 1 || *axis == Axis::Ep;
+        Sharding::new(sharding.layouts().filter(is_of_several))
     }
 
     /// The number of classes of ranks: data-parallel ranks run one program.
@@ -120,6 +147,11 @@ impl fmt::Display for Mesh {
     }
 }
 
+/// The greatest common divisor of two numbers, of which the first is not 0.
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
 /// Reads a nesting of the axes, innermost first: `tp.cp.dp.pp`.
 pub fn parse_order(text: &str) -> Option<[Axis; 4]> {
     let axes: Vec<Axis> = text.split('.').map(Axis::parse).collect::<Option<_>>()?;
@@ -151,5 +183,18 @@ mod tests {
             assert!(seen.iter().all(|ranks| *ranks == mesh.dp), "{mesh}: {seen:?}");
         }
         assert_eq!(Mesh { dp: 2, tp: 3, ..Mesh::ONE }.coordinate(4, Axis::Tp), 1);
+    }
+
+    #[test]
+    fn experts_take_the_innermost_factors() {
+        let mesh = Mesh { pp: 2, dp: 6, cp: 4, tp: 8, ..Mesh::ONE };
+        let rest = |mesh: Mesh, ep| mesh.besides_experts(ep).map(|rest| [rest.dp, rest.cp]);
+        assert_eq!(rest(mesh, 1), Some([6, 4]));
+        assert_eq!(rest(mesh, 2), Some([6, 2]));
+        assert_eq!(rest(mesh, 8), Some([3, 1]));
+        assert_eq!(rest(mesh, 24), Some([1, 1]));
+        assert_eq!(rest(mesh, 5), None);
+        let outside = Mesh { order: [Axis::Tp, Axis::Dp, Axis::Cp, Axis::Pp], ..mesh };
+        assert_eq!(rest(outside, 2), Some([3, 4]));
     }
 }

@@ -8,6 +8,7 @@
 //!   precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 …
 //!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
+//!   context all-gather
 //!   zero 2 over 4
 //!   offload activations=host optimizer=disk
 //!   layer block keep full
@@ -18,7 +19,8 @@
 //! The line `precision` has all [`ROLES`] in order, and is left out where `dtype` is that of all.
 //! `stages` are, for each chunk of a stage, one past its last call in the entry. `keep` below a
 //! layer says what some of its calls keep instead, by ranges of their numbers, whose ends are one
-//! past the last. `experts N` are ranks that share experts; that line, `zero` and `offload` are
+//! past the last. `context all-gather` is how context-parallel ranks attend to each other's tokens,
+//! and is there where the mesh has several. `experts N` are ranks that share experts; that line, `zero` and `offload` are
 //! left out where there is nothing of the kind, as are values that are replicated, and dims after
 //! the last one that is split. An unusual nesting of the axes follows the mesh:
 //! `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and cluster
@@ -35,8 +37,8 @@ use std::str::FromStr;
 
 use super::program::unescape;
 use crate::plan::{
-    FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer, Place, Plan, Prediction,
-    RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
+    ContextForm, FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer, Place, Plan,
+    Prediction, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
 };
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
@@ -91,6 +93,9 @@ impl Plan {
         writeln!(f, "  optimizer {}", optimizer_text(self.optimizer))?;
         if let Some(clip) = self.clip {
             writeln!(f, "  clip {clip:?}")?;
+        }
+        if self.mesh.cp > 1 {
+            writeln!(f, "  context {}", self.context.name())?;
         }
         if self.ep > 1 {
             writeln!(f, "  experts {}", self.ep)?;
@@ -217,6 +222,7 @@ struct Draft {
     precision: Option<Precision>,
     optimizer: Option<Optimizer>,
     clip: Option<f64>,
+    context: Option<ContextForm>,
     experts: Option<usize>,
     zero: Option<Zero>,
     offload: Option<Offload>,
@@ -247,6 +253,7 @@ impl Reader<'_> {
             "plan" => "plan 2 NAME on [pp=1, dp=1, cp=1, tp=1] of CLUSTER",
             "micro-batch" => "micro-batch size=4 count=8",
             "schedule" => "schedule 1f1b stages 7 14",
+            "context" => "context all-gather",
             "experts" => "experts 8",
             "zero" => "zero 1 over 8",
             "offload" => "offload optimizer=host activations=disk",
@@ -266,7 +273,7 @@ impl Reader<'_> {
             _ => {
                 let headline = format!("a plan has no `{word}`");
                 let help = "the lines of a plan start with plan, micro-batch, schedule, data, \
-                            precision, optimizer, clip, experts, zero, offload, layer, keep, % \
+                            precision, optimizer, clip, context, experts, zero, offload, layer, keep, % \
                             or predict";
                 return self.report("E1021", bytes, headline, help);
             }
@@ -326,10 +333,19 @@ impl Reader<'_> {
                 self.report("E1021", 0..0, headline, "plan for less");
             }
         }
+        let cp = head.1.cp;
+        if (cp > 1) != draft.context.is_some() {
+            let headline = match cp {
+                1 => "a plan with one rank along `cp` has no `context`".to_owned(),
+                _ => format!("cp={cp}, and no line says how its ranks attend to each other"),
+            };
+            self.report("E1022", 0..0, headline, "`context all-gather` belongs to cp=2 or more");
+        }
         if !self.diagnostics.is_empty() {
             return Err(self.diagnostics);
         }
         Ok(Plan {
+            context: draft.context.unwrap_or_default(),
             ep: draft.experts.unwrap_or(1),
             zero: draft.zero.unwrap_or_default(),
             offload: draft.offload.unwrap_or_default(),
@@ -370,6 +386,10 @@ impl Draft {
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest)?),
+            "context" => {
+                let form = ContextForm::ALL.into_iter().find(|form| form.name() == rest)?;
+                set(&mut self.context, form)
+            }
             "experts" => {
                 let count = rest.parse().ok().filter(|count| *count > 0)?;
                 set(&mut self.experts, count)

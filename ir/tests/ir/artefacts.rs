@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use gantline_ir::DType;
 use gantline_ir::op::Combiner;
 use gantline_ir::plan::{
-    FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule, USUAL_ORDER,
-    Zero,
+    ContextForm, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule,
+    USUAL_ORDER, Zero,
 };
 use gantline_ir::precision::{Precision, ROLES};
 use gantline_ir::program::{
@@ -138,6 +138,7 @@ fn plan(r: &mut Draws) -> Plan {
         seq: r.below(100_000),
         precision: precision(r),
         schedule: Schedule::ALL[r.below(4)],
+        context: ContextForm::default(),
         ep: 1 + r.below(4),
         zero: match r.below(4) {
             0 => Zero::default(),

@@ -120,7 +120,7 @@ impl ProgramCheck<'_> {
                 let own = stages.iter().zip(counts).filter(|(s, _)| **s == self.program.stage);
                 own.map(|(_, count)| *count).collect()
             }
-            Group::Axis(Axis::Dp | Axis::Cp) | Group::World => counts.clone(),
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::World => counts.clone(),
         };
         let piece = own.first().copied().and_then(times).unwrap_or(0);
         let is_gather = matches!(exchange, Exchange::AllGather { .. });

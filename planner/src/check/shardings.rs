@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::factors::{Factor, are_terms, canonical, factors, term_ways, zeros};
+use ir::factors::{
+    EXPERT_FORM, Factor, SEQUENCE_FORMS, are_terms, canonical, factors_and_forms, term_ways, zeros,
+};
 use ir::op::Combiner;
 use ir::plan::FunctionPlan;
 use ir::sharding::pieces;
@@ -13,8 +15,9 @@ use ir::{
 use super::error;
 
 /// The axes along which values lie.
-const AXES: [Axis; 2] = [Axis::Dp, Axis::Tp];
+const AXES: [Axis; 4] = [Axis::Dp, Axis::Cp, Axis::Tp, Axis::Ep];
 const TERM: Layout = Layout::Partial(Combiner::Sum);
+const WHOLE: Layout = Layout::Replicated;
 
 /// Checks the shardings of all layers that the entry calls.
 pub(super) fn check_shardings(
@@ -50,7 +53,7 @@ pub(super) fn check_shardings(
         layer.check_nodes(&bound);
         let is_weight = |operand: &ValueId| is_weight(entry, *operand);
         let weights: Vec<bool> = node.operands.iter().map(is_weight).collect();
-        layer.check_weights(primal, &weights);
+        layer.check_weights(primal, &weights, &bound);
     }
     if found.is_empty() {
         check_boundaries(module, entry, plan, found);
@@ -78,19 +81,45 @@ impl Layer<'_> {
         self.found.push(error(code, self.plan, headline));
     }
 
+    fn sharding(&self, value: ValueId) -> Option<&Sharding> {
+        self.decisions.shardings.get(&self.function.value(value).name)
+    }
+
+    /// The ranks along an axis over which a value can lie: where it is cut over experts, these have
+    /// taken some.
+    fn ranks(&self, value: ValueId, axis: Axis) -> usize {
+        let Plan { mesh, ep, .. } = *self.plan;
+        let names_experts =
+            self.sharding(value).is_some_and(|s| s.on(Axis::Ep).cut_dim().is_some());
+        match axis {
+            Axis::Ep => ep,
+            Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp if names_experts => {
+                mesh.besides_experts(ep).map_or(1, |rest| rest.size(axis))
+            }
+            Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp => mesh.size(axis),
+        }
+    }
+
     /// How a value lies on an axis; on an axis of one rank it is whole.
     fn layout(&self, value: ValueId, axis: Axis) -> Layout {
-        if self.plan.mesh.size(axis) == 1 {
+        if self.ranks(value, axis) == 1 {
             return Layout::Replicated;
         }
-        let sharding = self.decisions.shardings.get(&self.function.value(value).name);
-        sharding.map_or(Layout::Replicated, |s| s.on(axis))
+        self.sharding(value).map_or(Layout::Replicated, |s| s.on(axis))
     }
 
     fn fits(&self, value: ValueId, layout: Layout, axis: Axis) -> bool {
         let Layout::Cut { dim, unit } = layout else { return true };
         let size = self.function.ty(value).dims.get(dim).and_then(Dim::as_constant);
-        size.is_some_and(|size| pieces(size as usize, unit, self.plan.mesh.size(axis)).is_some())
+        let Some(mut size) = size.map(|size| size as usize) else { return false };
+        // Parts of a sample are cut again where tensor-parallel ranks share tokens.
+        if let (Axis::Tp, Layout::Cut { dim: outer, unit }) = (axis, self.layout(value, Axis::Cp))
+            && outer == dim
+        {
+            let parts = pieces(size, unit, self.plan.mesh.cp).unwrap_or_default();
+            size = parts.iter().map(|piece| piece.size).min().unwrap_or(0);
+        }
+        pieces(size, unit, self.ranks(value, axis)).is_some()
     }
 
     /// Whether every value has a sharding of its dims, without empty pieces.
@@ -104,15 +133,33 @@ impl Layer<'_> {
             for axis in AXES {
                 self.check_value(value, &sharding, axis);
             }
-            if let (Some(dp), Some(tp)) =
-                (self.layout(value, Axis::Dp).cut_dim(), self.layout(value, Axis::Tp).cut_dim())
-                && dp == tp
-            {
-                let headline = format!("`%{name}` of `{}` is cut twice along dim {dp}", self.name);
-                self.report("E3304", headline);
-            }
+            self.check_cuts(value, &name);
         }
         self.found.len() == before
+    }
+
+    /// A dim is cut once, but tokens over `cp` and `tp`; experts in equal parts.
+    fn check_cuts(&mut self, value: ValueId, name: &str) {
+        let dim = |axis| self.layout(value, axis).cut_dim();
+        let [dp, cp, tp, ep] = AXES.map(dim);
+        let pairs = [(dp, cp), (dp, tp), (dp, ep), (cp, ep), (tp, ep)];
+        if let Some((Some(twice), _)) = pairs.into_iter().find(|(a, b)| a.is_some() && a == b) {
+            let headline = format!("`%{name}` of `{}` is cut twice along dim {twice}", self.name);
+            self.report("E3304", headline);
+        }
+        let names_experts = self.sharding(value).is_some_and(|s| s.on(Axis::Ep) != WHOLE);
+        if names_experts && self.plan.ep == 1 {
+            let headline = format!("`%{name}` of `{}` is cut over ep", self.name);
+            let note = "no ranks share experts: the plan has no line `experts`";
+            self.found.push(error("E3304", self.plan, headline).note(note));
+        }
+        let Some(count) = ep.and_then(|dim| self.function.ty(value).dims.get(dim)) else { return };
+        let count = count.as_constant().unwrap_or(0);
+        if count % self.plan.ep as i64 != 0 {
+            let ranks = self.plan.ep;
+            let headline = format!("ep={ranks} does not divide the {count} experts of `%{name}`");
+            self.report("E3304", headline);
+        }
     }
 
     /// Whether the function has all values that are listed. A plan of another model lists many that
@@ -133,7 +180,7 @@ impl Layer<'_> {
     }
 
     fn check_value(&mut self, value: ValueId, sharding: &Sharding, axis: Axis) {
-        let ranks = self.plan.mesh.size(axis);
+        let ranks = self.ranks(value, axis);
         let layout = sharding.on(axis);
         let Layout::Cut { dim, unit } = layout else { return };
         let ty = self.symbolic.ty(value).clone();
@@ -161,11 +208,19 @@ impl Layer<'_> {
     fn check_nodes(&mut self, bound: &Module) {
         let zeros = zeros(self.function);
         for node in &self.function.nodes {
-            let all = factors(node, self.function, bound);
             for axis in AXES {
-                let ranks = self.plan.mesh.size(axis);
-                let factors = canonical(all.clone(), node, self.function, ranks);
-                if ranks > 1 && !self.is_computable(node, &factors, &zeros, axis) {
+                let ranks = if axis == Axis::Ep { self.plan.ep } else { self.plan.mesh.size(axis) };
+                if ranks == 1 {
+                    continue;
+                }
+                let forms: &[&str] = match axis {
+                    Axis::Cp => &SEQUENCE_FORMS,
+                    Axis::Ep => &[EXPERT_FORM],
+                    Axis::Pp | Axis::Dp | Axis::Tp => &[],
+                };
+                let all = factors_and_forms(node, self.function, bound, forms);
+                let factors = canonical(all, node, self.function, ranks);
+                if !self.is_computable(node, &factors, &zeros, axis) {
                     let name = &self.function.value(node.results[0]).name;
                     let op = ir::infer::name(&node.op);
                     let headline =
@@ -185,7 +240,13 @@ impl Layer<'_> {
             return true;
         }
         let is_zero = |operand: &ValueId| zeros[operand.index()];
-        let operands = || node.operands.iter().map(|o| (self.layout(*o, axis), is_zero(o)));
+        // A part of a sample, with zeros around it, is a term of the whole.
+        let as_term = |layout: Layout| match layout {
+            Layout::Cut { .. } if axis == Axis::Cp => TERM,
+            Layout::Cut { .. } | Layout::Replicated | Layout::Partial(_) => layout,
+        };
+        let operands =
+            || node.operands.iter().map(|o| (as_term(self.layout(*o, axis)), is_zero(o)));
         let mut ways = term_ways(&node.op, node.operands.len()).into_iter();
         if results().all(|r| r == TERM) && ways.any(|way| are_terms(&way, operands())) {
             return true;
@@ -193,13 +254,19 @@ impl Layer<'_> {
         factors.iter().any(|factor| {
             let values = node.operands.iter().chain(&node.results);
             let layouts = factor.operands.iter().chain(&factor.results);
-            results().eq(factor.results.iter().copied())
-                && values.zip(layouts).all(|(value, layout)| self.fits(*value, *layout, axis))
+            let lie = node.results.iter().zip(&factor.results);
+            // Over one rank a sum is whole.
+            lie.into_iter().all(|(result, layout)| {
+                let is_whole = self.ranks(*result, axis) == 1 && layout.cut_dim().is_none();
+                is_whole || self.layout(*result, axis) == *layout
+            }) && values.zip(layouts).all(|(value, layout)| self.fits(*value, *layout, axis))
         })
     }
 
-    /// Weights are cut over `tp` where they have two dims, and their gradients lie as they do.
-    fn check_weights(&mut self, primal: &Function, is_weight: &[bool]) {
+    /// Weights are cut over `tp` where they have two dims, and by experts over `ep`; their gradients
+    /// lie as they do, and are sums over the ranks that hold copies.
+    fn check_weights(&mut self, primal: &Function, is_weight: &[bool], bound: &Module) {
+        let experts = self.weights_of_experts(bound);
         let gradients = self.function.results[primal.results.len()..].to_vec();
         let gradients: BTreeMap<ValueId, ValueId> =
             primal.differentiable_params().zip(gradients).collect();
@@ -213,23 +280,73 @@ impl Layer<'_> {
                 let headline = format!("every rank of tp={tp} stores all of `%{name}`");
                 self.report("E3306", headline);
             }
-            if self.layout(param, Axis::Dp) != Layout::Replicated {
-                self.report("E3306", format!("`%{name}` is cut over dp, which holds copies"));
+            for axis in [Axis::Dp, Axis::Cp] {
+                if self.layout(param, axis) != WHOLE {
+                    let headline = format!("`%{name}` is cut over {axis}, which holds copies");
+                    self.report("E3306", headline);
+                }
             }
+            self.check_experts(&name, (param, experts.get(&param).copied()));
             let Some(gradient) = gradients.get(&param) else { continue };
             let (stored, layout) = (self.layout(param, Axis::Tp), self.layout(*gradient, Axis::Tp));
-            if layout != stored && !(whole && layout == TERM) {
+            let differs = layout != stored && !(whole && layout == TERM);
+            if differs || self.layout(param, Axis::Ep) != self.layout(*gradient, Axis::Ep) {
                 let headline = format!("the gradient of `%{name}` does not lie as the weight does");
                 self.report("E3306", headline);
             }
-            let dp = self.plan.mesh.dp;
-            let is_sum = self.layout(*gradient, Axis::Dp) == TERM;
-            if dp > 1 && !is_sum && !zeros(self.function)[gradient.index()] {
-                let headline =
-                    format!("the gradient of `%{name}` is whole on each rank of dp={dp}");
-                self.report("E3306", format!("{headline}: their sum counts it {dp} times"));
+            for axis in [Axis::Dp, Axis::Cp] {
+                let ranks = self.ranks(*gradient, axis);
+                let is_sum = self.layout(*gradient, axis) == TERM;
+                if ranks > 1 && !is_sum && !zeros(self.function)[gradient.index()] {
+                    let headline = format!(
+                        "the gradient of `%{name}` is whole on each rank of {axis}={ranks}"
+                    );
+                    self.report("E3306", format!("{headline}: their sum counts it {ranks} times"));
+                }
             }
         }
+    }
+
+    /// A weight of experts is cut by experts over `ep` and by nothing else there; any other is not.
+    fn check_experts(&mut self, name: &str, (param, experts): (ValueId, Option<usize>)) {
+        let ep = self.plan.ep;
+        let own = self.layout(param, Axis::Ep).cut_dim();
+        if experts.is_some() && self.layout(param, Axis::Tp).cut_dim() == experts {
+            let headline = format!("the experts of `%{name}` are cut over tp, which shares tokens");
+            self.report("E3306", headline);
+        }
+        if ep == 1 || own == experts {
+            return;
+        }
+        let headline = match experts {
+            Some(dim) => format!("`%{name}` is not cut over ep={ep} along dim {dim}, its experts"),
+            None => format!("`%{name}` is cut over ep={ep}, and no experts compute with it"),
+        };
+        self.report("E3306", headline);
+    }
+
+    /// The weights that experts compute with, and the dim that counts them: those that the form of
+    /// expert parallelism cuts, directly or through casts.
+    fn weights_of_experts(&self, bound: &Module) -> BTreeMap<ValueId, usize> {
+        let producers = self.function.producers();
+        let stored = |mut value: ValueId| {
+            while let Some(node) = producers[value.index()].map(|at| &self.function.nodes[at])
+                && matches!(node.op, Op::Cast { .. })
+            {
+                value = node.operands[0];
+            }
+            value
+        };
+        let mut found = BTreeMap::new();
+        for node in self.function.nodes.iter().filter(|node| node.callee().is_some()) {
+            let without = factors_and_forms(node, self.function, bound, &[]).len();
+            let all = factors_and_forms(node, self.function, bound, &[EXPERT_FORM]);
+            for form in &all[without..] {
+                let cut = node.operands.iter().zip(&form.operands);
+                found.extend(cut.filter_map(|(o, layout)| Some((stored(*o), layout.cut_dim()?))));
+            }
+        }
+        found
     }
 }
 

@@ -171,7 +171,9 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
         module: job.module,
         entry: job.entry,
         dp: key.dp,
+        cp: 1,
         tp: key.tp,
+        ep: 1,
         microbatch_size: key.microbatch_size,
         sequence: key.sequence,
         rates: Rates {

@@ -9,6 +9,7 @@ use ir::sharding::pieces;
 use ir::{Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, TensorType, ValueId};
 
 use super::data::data_layouts;
+use super::experts::expert_dims;
 use super::roles::{Layer, Role};
 use super::work::work;
 use super::{Rates, Request};
@@ -57,6 +58,11 @@ pub(super) struct Problem<'a> {
     pub(super) rates: Rates,
     /// How each value lies on `dp`.
     pub(super) data: Vec<Layout>,
+    /// How each value lies on `cp`.
+    pub(super) context: Vec<Layout>,
+    cp: usize,
+    /// For each value the dim that counts experts, which `tp` does not cut.
+    pub(super) expert_dims: Vec<Option<usize>>,
     pub(super) demands: Vec<Demand>,
     pub(super) steps: Vec<Step>,
     /// The first step that depends on a cotangent.
@@ -67,7 +73,7 @@ pub(super) struct Problem<'a> {
     pub(super) last_use: Vec<usize>,
     /// For each value, its elements.
     pub(super) elements: Vec<u64>,
-    /// For each value, the bytes that one data-parallel rank has of it.
+    /// For each value, the bytes that the ranks along `tp` have of it together.
     pub(super) bytes: Vec<f64>,
 }
 
@@ -75,7 +81,7 @@ impl<'a> Problem<'a> {
     pub(super) fn new(
         request: &Request<'_>,
         bound: &'a Module,
-        layer: &Layer,
+        (layer, context): (&Layer, Vec<Layout>),
         fixed: &BTreeMap<String, Layout>,
     ) -> Result<Problem<'a>, Diagnostic> {
         let named = |module: &'a Module, name: &str| {
@@ -86,10 +92,11 @@ impl<'a> Problem<'a> {
         let symbolic = request.module.function(&layer.function);
         let symbolic = symbolic.expect("binding keeps the functions");
         let data = data_layouts(symbolic, request.module);
-        let share = |at: usize| match data[at] {
-            Layout::Cut { .. } => 1.0 / request.dp as f64,
+        let part = |layout: Layout, ranks: usize| match layout {
+            Layout::Cut { .. } => 1.0 / ranks as f64,
             Layout::Replicated | Layout::Partial(_) => 1.0,
         };
+        let share = |at: usize| part(data[at], request.dp) * part(context[at], request.cp);
         let types = || function.values.iter().map(|v| &v.ty);
         let bytes = types().enumerate().map(|(at, ty)| ty.bytes().unwrap_or(0) as f64 * share(at));
         let bytes: Vec<f64> = bytes.collect();
@@ -100,6 +107,9 @@ impl<'a> Problem<'a> {
             tp: request.tp,
             rates: request.rates,
             data,
+            context,
+            cp: request.cp,
+            expert_dims: expert_dims(function, bound),
             demands,
             steps: Vec::new(),
             late_from: 0,
@@ -214,14 +224,27 @@ impl<'a> Problem<'a> {
         }
         let cut_fits = |(value, layout): (&ValueId, &Layout)| match *layout {
             Layout::Cut { dim, unit } => {
-                let size = self.function.ty(*value).dims[dim].as_constant().unwrap_or(0);
                 let samples = symbolic.ty(*value).dims[dim].mentions(Dim::BATCH);
-                !samples && pieces(size as usize, unit, self.tp).is_some()
+                let counts_experts = self.expert_dims[value.index()] == Some(dim);
+                let size = self.size_on_cp(*value, dim);
+                !samples && !counts_experts && pieces(size, unit, self.tp).is_some()
             }
             Layout::Replicated | Layout::Partial(_) => true,
         };
         let operands = node.operands.iter().zip(&factor.operands);
         operands.chain(node.results.iter().zip(&factor.results)).all(cut_fits)
+    }
+
+    /// The size of a dim on the context-parallel rank that has least of it.
+    fn size_on_cp(&self, value: ValueId, dim: usize) -> usize {
+        let size = self.function.ty(value).dims[dim].as_constant().unwrap_or(0) as usize;
+        match self.context[value.index()] {
+            Layout::Cut { dim: own, unit } if own == dim => {
+                let all = pieces(size, unit, self.cp).unwrap_or_default();
+                all.iter().map(|piece| piece.size).min().unwrap_or(0)
+            }
+            Layout::Cut { .. } | Layout::Replicated | Layout::Partial(_) => size,
+        }
     }
 
     fn last_uses(&self) -> Vec<usize> {
@@ -244,7 +267,9 @@ impl<'a> Problem<'a> {
     /// The stored cut of a parameter that its first reader wants whole.
     pub(super) fn stored_cut(&self, value: ValueId) -> Layout {
         let sizes = self.function.ty(value).sizes().unwrap_or_default();
+        let expert_dim = self.expert_dims[value.index()];
         let cuts = super::cuttable(&sizes, self.tp).into_iter();
+        let cuts = cuts.filter(|cut| cut.cut_dim() != expert_dim);
         let size = |cut: &Layout| cut.cut_dim().map_or(0, |dim| sizes[dim]);
         cuts.rev().max_by_key(size).unwrap_or(Layout::Replicated)
     }
@@ -318,7 +343,7 @@ fn boundary(request: &Request<'_>, ty: &TensorType) -> Result<Layout, Diagnostic
     if !cut {
         return Ok(Layout::Replicated);
     }
-    let size = ty.dims[1].as_constant().unwrap_or(0) as usize;
+    let size = ty.dims[1].as_constant().unwrap_or(0) as usize / request.cp;
     if pieces(size, 1, request.tp).is_none() {
         let headline = format!("`sp` cannot cut {size} tokens over tp={}", request.tp);
         return Err(Diagnostic::error("E3102", Span::of("--fix sp"), headline)

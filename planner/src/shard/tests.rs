@@ -43,7 +43,17 @@ pub(crate) fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> 
 }
 
 fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Request<'a> {
-    Request { module, entry: "loss", dp, tp, microbatch_size: 2, sequence, rates: RATES }
+    Request {
+        module,
+        entry: "loss",
+        dp,
+        cp: 1,
+        tp,
+        ep: 1,
+        microbatch_size: 2,
+        sequence,
+        rates: RATES,
+    }
 }
 
 /// Partition derives every choice again, on every rank.

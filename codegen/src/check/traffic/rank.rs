@@ -449,7 +449,7 @@ impl<'a> Rank<'a> {
             Group::Stages(stages) => {
                 stages.iter().position(|s| *s == self.program.stage).unwrap_or(0)
             }
-            Group::Axis(Axis::Dp | Axis::Cp) | Group::World => 0,
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::World => 0,
         };
         let elements = match exchange {
             Exchange::AllReduce(_) => 0,
@@ -608,7 +608,7 @@ fn summed_over(group: &Group) -> Summed {
         Group::Axis(Axis::Dp) => Summed::DP,
         Group::Axis(Axis::Tp) => Summed::TP,
         Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
-        Group::Axis(Axis::Cp) => Summed::default(),
+        Group::Axis(Axis::Cp | Axis::Ep) => Summed::default(),
         Group::World => Summed::WORLD,
     }
 }

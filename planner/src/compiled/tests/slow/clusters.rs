@@ -65,7 +65,17 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
         };
         let (module, entry) = (job.module, job.entry);
         // What one rank has does not depend on how many data-parallel ones there are.
-        let request = Request { module, entry, dp: 1, tp, microbatch_size: mbs, sequence, rates };
+        let request = Request {
+            module,
+            entry,
+            dp: 1,
+            cp: 1,
+            tp,
+            ep: 1,
+            microbatch_size: mbs,
+            sequence,
+            rates,
+        };
         let Ok(sharded) = shard(&request) else { continue };
         for stage_ends in all_stage_ends(calls.calls.len(), pp) {
             let kept = 0..1usize << layers.len();

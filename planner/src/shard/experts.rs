@@ -1,0 +1,47 @@
+//! Expert parallelism: the weights of experts, and what has their dims, are cut by experts.
+
+use ir::factors::{EXPERT_FORM, factors, factors_and_forms};
+use ir::{Diagnostic, Function, Layout, Module, Node, Span, ValueId};
+
+use super::together::{Together, places};
+
+/// For each value of a layer's function the dim that counts experts, if any.
+pub(super) fn expert_dims(function: &Function, module: &Module) -> Vec<Option<usize>> {
+    let of = |node: &Node| factors(node, function, module);
+    let mut cut: Vec<(ValueId, usize)> = Vec::new();
+    for node in function.nodes.iter().filter(|node| node.callee().is_some()) {
+        let all = factors_and_forms(node, function, module, &[EXPERT_FORM]);
+        cut.extend(all[of(node).len()..].iter().flat_map(|form| places(node, form)));
+    }
+    if cut.is_empty() {
+        return vec![None; function.values.len()];
+    }
+    let mut together = Together::of(function, of);
+    cut.into_iter().for_each(|place| together.mean(place));
+    together.dims(function)
+}
+
+/// How the values of a function lie on `ep`.
+///
+/// # Errors
+/// `E3101` where ranks do not divide the experts.
+pub(super) fn expert_layouts(
+    ep: usize,
+    function: &Function,
+    dims: &[Option<usize>],
+) -> Result<Vec<Layout>, Diagnostic> {
+    if ep == 1 {
+        return Ok(vec![Layout::Replicated; dims.len()]);
+    }
+    for (value, dim) in function.values.iter().zip(dims) {
+        let Some(dim) = dim else { continue };
+        let count = value.ty.dims[*dim].as_constant().unwrap_or(0);
+        if count % ep as i64 != 0 {
+            let headline =
+                format!("`ep={ep}` does not divide the {count} experts of `{}`", function.name);
+            return Err(Diagnostic::error("E3101", Span::of("ep"), headline)
+                .help("use an `ep` that divides the experts"));
+        }
+    }
+    Ok(dims.iter().map(|dim| dim.map_or(Layout::Replicated, Layout::cut)).collect())
+}
