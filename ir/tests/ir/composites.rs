@@ -3,16 +3,19 @@
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
-use gantline_ir::factors::{Offset, SEQUENCE_FORMS, factors_and_forms};
+use gantline_ir::factors::{EXPERT_FORM, Factor, Offset, SEQUENCE_FORMS, factors_and_forms};
 use gantline_ir::inline::inline_composites;
 use gantline_ir::library::{Argument, templates};
 use gantline_ir::module::Attributes;
-use gantline_ir::sharding::pieces;
+use gantline_ir::op::Combiner;
+use gantline_ir::sharding::{Layout, pieces};
 use gantline_ir::{DType, Function, Kind, Module, Op, Tensor};
 
 use crate::draws::{Draws, seeds};
 use crate::gradients::{assert_close, differences, gradients, random_cotangents};
 use crate::shardings::{piece, whole};
+
+const TERM: Layout = Layout::Partial(Combiner::Sum);
 
 /// Attributes and operands of a composite that has a gradient.
 fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) {
@@ -207,6 +210,61 @@ fn call_of(name: &str, attributes: &[(&str, f64)], operands: &[Tensor]) -> Modul
     module
 }
 
+/// Over samples, tokens, what is inside an expert, and experts: pieces make the whole. Over experts
+/// the gates are cut as well, which is what ranks that share them send each other.
+#[test]
+fn experts_in_pieces_are_experts() {
+    for seed in seeds(20) {
+        let mut r = Draws::new(seed);
+        let (attributes, mut operands) = sample("experts", &mut r);
+        let forward = eval(&call_of("experts", &attributes, &operands), "f", &operands).unwrap();
+        for name in ["experts", "experts_bwd"] {
+            if name == "experts_bwd" {
+                operands.push(r.signed(&forward[0].dims));
+            }
+            let module = call_of(name, &attributes, &operands);
+            let function = module.function("f").unwrap();
+            let results = eval(&module, "f", &operands).unwrap();
+            let all = factors_and_forms(&function.nodes[0], function, &module, &[EXPERT_FORM]);
+            assert_eq!(all.len(), 4, "batch, tokens, inner, dispatch");
+            for (number, mut factor) in all.into_iter().enumerate() {
+                let is_form = number == 3;
+                if is_form {
+                    factor.operands[1] = Layout::cut(2);
+                    let first = if name == "experts" { TERM } else { Layout::cut(2) };
+                    factor.results[usize::from(name != "experts")] = first;
+                    factor.results[0] = TERM;
+                }
+                let ranks = factor.units.as_constant().unwrap() as usize;
+                let of_rank = |rank: usize| {
+                    let layouts = operands.iter().zip(&factor.operands);
+                    let local: Vec<_> = layouts.map(|(x, l)| piece(x, *l, ranks, rank)).collect();
+                    eval(&call_of(name, &attributes, &local), "f", &local).unwrap()
+                };
+                let of_ranks: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
+                for (at, (result, layout)) in results.iter().zip(&factor.results).enumerate() {
+                    let parts: Vec<Tensor> = of_ranks.iter().map(|of| of[at].clone()).collect();
+                    let off = whole(&parts, *layout).max_relative_difference(result);
+                    assert!(off <= 1e-12, "SEED={seed} {name} {factor:?}: {at} is off by {off}");
+                }
+            }
+        }
+    }
+}
+
+/// Adds where a piece of a factor begins, in units, to the attributes that count from there.
+fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start: usize) {
+    for offset in &factor.offsets {
+        let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
+        let start = (start * unit) as f64;
+        match attributes.iter_mut().find(|(of, _)| of == name) {
+            Some((_, number)) => *number += start,
+            None if name == "head_offset" => attributes.push(("head_offset", start)),
+            None => attributes.push(("kv_offset", start)),
+        }
+    }
+}
+
 /// Over samples, heads and queries, with biases that have these dims and that share them: pieces make the
 /// whole, and gradients of what is shared are terms of a sum.
 #[test]
@@ -241,7 +299,7 @@ fn attention_in_pieces_is_attention() {
                     .iter()
                     .enumerate()
             {
-                // The form: documents are whole, and of as many tokens as there are queries.
+                // Documents are as many as there are queries.
                 if number == 3 && attributes.contains(&("documents", 1.0)) {
                     continue;
                 }
@@ -258,17 +316,7 @@ fn attention_in_pieces_is_attention() {
                         .map(|(x, layout)| piece(x, *layout, ranks, rank))
                         .collect();
                     let mut attributes = attributes.clone();
-                    for offset in &factor.offsets {
-                        let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
-                        let start = (starts[rank].start * unit) as f64;
-                        match attributes.iter_mut().find(|(of, _)| of == name) {
-                            Some((_, number)) => *number += start,
-                            None if name == "head_offset" => {
-                                attributes.push(("head_offset", start))
-                            }
-                            None => attributes.push(("kv_offset", start)),
-                        }
-                    }
+                    add_offsets(&mut attributes, factor, starts[rank].start);
                     let module = call_of(name, &attributes, &local);
                     eval(&module, "f", &local).unwrap()
                 };
