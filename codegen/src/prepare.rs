@@ -148,7 +148,7 @@ pub fn prepare(
     place_draws(&mut module)?;
     after("inline", &module);
     let simplified = simplify(&mut module, &rules(false));
-    if purpose == Purpose::Training {
+    if purpose != Purpose::Inference {
         round_saved(&mut module, &precision);
     }
     for function in &mut module.functions {

@@ -102,10 +102,10 @@ impl<'a> Rank<'a> {
     /// The bucket that a place is a piece of.
     fn bucket(&self, place: &Place) -> Option<BufferId> {
         let [(_, Owner::Buffer(at))] = place.parts[..] else { return None };
-        match self.program.buffers[at as usize].contents {
-            Contents::Shard { bucket, .. } => Some(bucket),
-            _ => None,
-        }
+        let Contents::Shard { bucket, .. } = self.program.buffers[at as usize].contents else {
+            return None;
+        };
+        Some(bucket)
     }
 
     /// The weights behind the elements of a place, from its start on; none if there are none. A

@@ -11,7 +11,7 @@ use gantline_ir::plan::{
 use gantline_ir::precision::{Precision, ROLES};
 use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
-    Ref, Routine, Step, WeightShard,
+    Ref, Routine, ShardRole, Step, WeightShard,
 };
 use gantline_ir::sharding::{Axis, Layout, Sharding};
 use gantline_ir::text::{parse_plan, parse_program};

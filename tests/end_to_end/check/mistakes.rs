@@ -217,7 +217,9 @@ fn exchange_another_piece(c: &mut Compiled, site: usize) -> bool {
         let slot = usize::from(is_scatter);
         match &program.steps[step] {
             Step::Call { slots, .. } => (is_scatter, slot, slots[slot]),
-            _ => (is_scatter, slot, BufferId(u32::MAX)),
+            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => {
+                unreachable!("pieces are exchanged by calls")
+            }
         }
     };
     let mut places = Vec::new();
