@@ -6,8 +6,8 @@
 //! definition a template states the [`bounds`] of its attributes, and may name its gradient
 //! composite and its *factors*: the iteration factors along which it can be cut, the units of the
 //! cut, which results are partial sums then, and which attributes count from the shard's offset.
-//! Its *forms* are further ways to run it on several ranks, with exchanges inside. The planner reads
-//! factors and forms as data.
+//! Its *forms* are further ways to run it on several ranks, with exchanges inside. The planner
+//! reads factors and forms as data.
 //!
 //! Kernels, gradients and factors go by a composite's name, so a module from outside may use a name
 //! of the library only for what the library defines: attributes out of bounds are refused, and a

@@ -152,8 +152,8 @@ impl Offload {
 }
 
 /// How context-parallel ranks attend to each other's tokens. Of the pieces into which a sample is
-/// cut, two for each of `cp` ranks, rank `i` has those numbered `i` and `2 cp - 1 - i`: so the ranks
-/// have equal parts of a causal mask (Brandon et al. 2023, striped; Grattafiori et al. 2024).
+/// cut, two for each of `cp` ranks, rank `i` has those numbered `i` and `2 cp - 1 - i`: so the
+/// ranks have equal parts of a causal mask (Brandon et al. 2023, striped; Grattafiori et al. 2024).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

@@ -2,9 +2,9 @@
 //!
 //! A name decides the mesh, the stages, the schedule, what is recomputed, sharded and offloaded.
 //! What it leaves open, how each value of each function lies on the axes, follows from the
-//! module alone: the search over shardings weighs options by fixed rates, so that equal names mean equal
-//! plans on every cluster. [`name_of`] reads the name off a plan, and counts the decisions in which
-//! the plan differs from what its name means.
+//! module alone: the search over shardings weighs options by fixed rates, so that equal names mean
+//! equal plans on every cluster. [`name_of`] reads the name off a plan, and counts the decisions in
+//! which the plan differs from what its name means.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

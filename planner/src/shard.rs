@@ -3,9 +3,10 @@
 //!
 //! On `dp` a rule decides: what is counted by samples is cut by samples, sums over them stay
 //! partial; so on `cp`, by tokens of a sample. Over `ep` the weights of experts are cut by experts,
-//! and all else lies as it would without it. On `tp` a beam search over the nodes in order does, with the op table's factors as
-//! options (`beam`). Layers meet in their boundary activations, whose layout is given, and in
-//! shared weights, whose layout is enumerated; so the sum of the layers' minima is the minimum.
+//! and all else lies as it would without it. On `tp` a beam search over the nodes in order does,
+//! with the op table's factors as options (`beam`). Layers meet in their boundary activations,
+//! whose layout is given, and in shared weights, whose layout is enumerated; so the sum of the
+//! layers' minima is the minimum.
 //!
 //! What is found can be derived again from the shardings alone: `codegen::partition::choose` takes
 //! the same options, which the search asks for.

@@ -94,8 +94,8 @@ impl Mesh {
         Axis::ALL.into_iter().zip(coordinates).map(at).sum()
     }
 
-    /// What a sharding says where `ep` ranks share experts: one that names `ep` says it of what `ep`
-    /// leaves of the mesh.
+    /// What a sharding says where `ep` ranks share experts: one that names `ep` says it of what
+    /// `ep` leaves of the mesh.
     pub fn relevant_besides(self, ep: usize, sharding: &Sharding) -> Sharding {
         let names_experts = sharding.on(Axis::Ep) != Layout::Replicated;
         let rest = if names_experts { self.besides_experts(ep) } else { Some(self) };

@@ -265,8 +265,8 @@ fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start
     }
 }
 
-/// Over samples, heads and queries, with biases that have these dims and that share them: pieces make the
-/// whole, and gradients of what is shared are terms of a sum.
+/// Over samples, heads and queries, with biases that have these dims and that share them: pieces
+/// make the whole, and gradients of what is shared are terms of a sum.
 #[test]
 fn attention_in_pieces_is_attention() {
     let mut cut = [0; 4];

@@ -263,8 +263,8 @@ impl Layer<'_> {
         })
     }
 
-    /// Weights are cut over `tp` where they have two dims, and by experts over `ep`; their gradients
-    /// lie as they do, and are sums over the ranks that hold copies.
+    /// Weights are cut over `tp` where they have two dims, and by experts over `ep`; their
+    /// gradients lie as they do, and are sums over the ranks that hold copies.
     fn check_weights(&mut self, primal: &Function, is_weight: &[bool], bound: &Module) {
         let experts = self.weights_of_experts(bound);
         let gradients = self.function.results[primal.results.len()..].to_vec();

@@ -1,8 +1,8 @@
 //! The `cp` axis: what is counted by tokens of a sample is cut by tokens.
 //!
-//! The second dim of ids and labels counts tokens, and so does every dim that a factor cuts together
-//! with one that does. A node is cut along tokens of its result; a sum over tokens is partial, and
-//! stays so through ops that are linear in it.
+//! The second dim of ids and labels counts tokens, and so does every dim that a factor cuts
+//! together with one that does. A node is cut along tokens of its result; a sum over tokens is
+//! partial, and stays so through ops that are linear in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +19,8 @@ const TERM: Layout = Layout::Partial(Combiner::Sum);
 /// For each layer, how each value of its function lies on `cp`.
 pub(super) type ContextLayouts = BTreeMap<String, Vec<Layout>>;
 
-/// How the values of all layers lie on `cp`, in a module whose sizes are bound. In the entry, `B` is
-/// not.
+/// How the values of all layers lie on `cp`, in a module whose sizes are bound. In the entry, `B`
+/// is not.
 ///
 /// # Errors
 /// `E3102` when no feed counts tokens, `E3101` when a layer cannot be cut along them.
