@@ -126,8 +126,8 @@ pub struct Args {
     /// Megatron data set says, and after --eod-token
     #[arg(long, visible_alias = "reset-attention-mask", help_heading = STEP)]
     pub document_mask: bool,
-    /// The token that ends a document [default: the tokenizer's <|endoftext|>, <|end_of_text|> or
-    /// </s>, where it has one]
+    /// The token that ends a document; where it is not said, the tokenizer's `<|endoftext|>`,
+    /// `<|end_of_text|>` or `</s>`
     #[arg(long, value_name = "ID", help_heading = STEP)]
     pub eod_token: Option<u32>,
     /// Freeze the model and train low-rank adapters of the weights that are named: modules as peft
