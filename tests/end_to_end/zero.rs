@@ -5,6 +5,7 @@ use ir::precision::Precision;
 use ir::{DType, Mesh, Module, Plan};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
+use crate::cli::{Scratch, TINY, text};
 use crate::mesh::{Weights, batch, gpt2, llama, random_weights};
 use crate::model::{Wanted, load, plan, prepared_as, session};
 
@@ -139,5 +140,38 @@ fn states_are_split_over_ranks() {
             assert!(own >= share && own <= share + padding, "dp={dp}: {own} of {all}");
         }
         assert!(shared.arena < whole.arena, "dp={dp}: {} of {}", shared.arena, whole.arena);
+    }
+}
+
+/// A checkpoint holds pieces of weights and moments, which ranks of another plan put together.
+#[test]
+fn pieces_are_resumed_under_another_plan() {
+    let scratch = Scratch::new("zero-resumed");
+    scratch.write("tiny/config.json", TINY);
+    scratch.write("text/a.txt", &text());
+    let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --lr 0.01";
+    let on = "--val-every 0 --save-every 4 --ranks 4 --fix dp=4,zero=1 --steps 4";
+    scratch.answer(&format!("train tiny {flags} {on} --out run"));
+    let folder = scratch.0.join("run/checkpoints/step-4");
+    assert!(folder.join("rank-3.safetensors").exists(), "each rank writes its pieces");
+    let resumed = |name: &str, on: &str| -> Vec<f64> {
+        let (from, to) = (scratch.0.join("run"), scratch.0.join(name));
+        let copied = std::process::Command::new("cp").arg("-r").args([from, to]).status();
+        assert!(copied.expect("cp runs").success());
+        scratch.answer(&format!("train --calibration none --steps 8 {on} --resume {name}"));
+        let lines = std::fs::read_to_string(scratch.0.join(name).join("metrics.jsonl"));
+        let loss = |line: &str| {
+            let step: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+            step["loss"].as_f64().expect("a loss")
+        };
+        lines.expect("there are metrics").lines().map(loss).collect()
+    };
+    let same = resumed("same", "--ranks 4");
+    assert_eq!(same.len(), 8);
+    for (name, on) in [("one", "--ranks 1 --fix dp=1"), ("tensor", "--ranks 2 --fix dp=1,tp=2")] {
+        let other = resumed(name, on);
+        for (step, (a, b)) in same.iter().zip(&other).enumerate() {
+            assert!((a - b).abs() < 1e-5, "{name}, step {}: {a} and {b}", step + 1);
+        }
     }
 }
