@@ -63,6 +63,27 @@ pub enum Contents {
     },
 }
 
+impl Contents {
+    /// Whether it outlasts a training step: weights, what they are rounded from, and states of the
+    /// optimizer.
+    pub fn outlasts_step(&self) -> bool {
+        match self {
+            Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => true,
+            Contents::Shard { role, .. } => {
+                matches!(role, ShardRole::Master | ShardRole::State(_))
+            }
+            Contents::Grad(_)
+            | Contents::Feed(_)
+            | Contents::Stats
+            | Contents::Cache(_)
+            | Contents::Output
+            | Contents::View
+            | Contents::Activation
+            | Contents::Frame => false,
+        }
+    }
+}
+
 /// What a shard of a bucket holds (ZeRO, Rajbhandari et al. 2020).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ShardRole {

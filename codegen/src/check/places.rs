@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, ShardRole, aligned};
+use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
 use kernels::bounds::class_name;
 
 use super::Findings;
@@ -34,8 +34,7 @@ impl Places {
         let persists = |contents: &Contents| {
             let transient =
                 matches!(contents, Contents::View | Contents::Activation | Contents::Frame);
-            !transient
-                && (is_kept_contents(contents) || !matches!(contents, Contents::Shard { .. }))
+            !transient && (contents.outlasts_step() || !matches!(contents, Contents::Shard { .. }))
         };
         let mut bases: Vec<(Range<u64>, u32)> = Vec::new();
         for (at, buffer) in program.buffers.iter().enumerate() {
@@ -50,7 +49,7 @@ impl Places {
             let next = bases[at].0.start;
             let (base, buffer) = &mut bases[at - 1];
             let contents = &program.buffers[*buffer as usize].contents;
-            let is_of_weight = is_kept_contents(contents) || matches!(contents, Contents::Grad(_));
+            let is_of_weight = contents.outlasts_step() || matches!(contents, Contents::Grad(_));
             let padding_max = PADDING_MAX * ranks as u64;
             if is_of_weight && (base.end..base.end + padding_max).contains(&next) {
                 base.end = next;
@@ -110,20 +109,4 @@ fn tile(parts: &[(Range<u64>, u32)], range: &Range<u64>) -> bool {
 /// Whether ranks along `dp` share the update of weights.
 pub(super) fn is_split(program: &Program) -> bool {
     program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }))
-}
-
-/// Whether a buffer holds what outlasts a step: weights and states of the optimizer.
-pub(super) fn is_kept_contents(contents: &Contents) -> bool {
-    match contents {
-        Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => true,
-        Contents::Shard { role, .. } => matches!(role, ShardRole::Master | ShardRole::State(_)),
-        Contents::Grad(_)
-        | Contents::Feed(_)
-        | Contents::Stats
-        | Contents::Cache(_)
-        | Contents::Output
-        | Contents::View
-        | Contents::Activation
-        | Contents::Frame => false,
-    }
 }

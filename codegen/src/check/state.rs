@@ -6,7 +6,7 @@ use ir::program::{BufferId, Contents, Exchange, Instruction, ShardRole, Step};
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
-use super::places::{is_kept_contents, is_split};
+use super::places::is_split;
 use super::traffic::World;
 use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
@@ -147,7 +147,7 @@ impl<'a> Rank<'a> {
             place.parts.iter().any(|(_, owner)| match owner {
                 Owner::Buffer(at) => {
                     let contents = &self.program.buffers[*at as usize].contents;
-                    is_kept_contents(contents)
+                    contents.outlasts_step()
                 }
                 Owner::Local(..) => false,
             })
@@ -253,7 +253,7 @@ impl<'a> Rank<'a> {
     ) {
         let Owner::Buffer(at) = owner else { return };
         let buffer = &self.program.buffers[at as usize];
-        let is_kept = is_kept_contents(&buffer.contents);
+        let is_kept = buffer.contents.outlasts_step();
         let name = &buffer.name;
         let text = match world.setup.phase {
             Phase::Evaluate | Phase::Entry(_)

@@ -65,7 +65,7 @@ impl Mesh {
                 Axis::Cp => &mut rest.cp,
                 Axis::Pp | Axis::Tp | Axis::Ep => continue,
             };
-            let taken = common_divisor(*size, left);
+            let taken = gcd(*size, left);
             (*size, left) = (*size / taken, left / taken);
         }
         (left == 1).then_some(rest)
@@ -147,9 +147,9 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// The greatest common divisor of two numbers, of which the first is not 0.
-fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
+/// The greatest common divisor (gcd); `a` is not 0.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Reads a nesting of the axes, innermost first: `tp.cp.dp.pp`.

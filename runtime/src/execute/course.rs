@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use ir::program::{Contents, Instruction, Program, Ref, ShardRole, Step};
+use ir::program::{Instruction, Program, Ref, Step};
 
 use super::{buffer_of, range};
 
@@ -53,19 +53,7 @@ impl Course {
 /// The first of some steps that writes a parameter or a state of the optimizer, in place or through
 /// a view; none in an evaluation.
 pub(super) fn first_update(program: &Program, steps: &[Step]) -> Option<usize> {
-    let is_kept = |contents: &Contents| match contents {
-        Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => true,
-        Contents::Shard { role, .. } => matches!(role, ShardRole::Master | ShardRole::State(_)),
-        Contents::Grad(_)
-        | Contents::Feed(_)
-        | Contents::Stats
-        | Contents::Cache(_)
-        | Contents::Output
-        | Contents::View
-        | Contents::Activation
-        | Contents::Frame => false,
-    };
-    let kept = program.buffers.iter().filter(|buffer| is_kept(&buffer.contents)).map(range);
+    let kept = program.buffers.iter().filter(|buffer| buffer.contents.outlasts_step()).map(range);
     let mut kept: Vec<Range<usize>> = kept.collect();
     kept.sort_unstable_by_key(|kept| kept.start);
     let is_write = |written: &Range<usize>| {

@@ -15,7 +15,7 @@ use super::{Message, World};
 use crate::check::access::{Effects, Use};
 use crate::check::labels::{Label, Labels};
 use crate::check::memory::{Memory, Note, Owner, Summed};
-use crate::check::places::{Places, is_kept_contents};
+use crate::check::places::Places;
 use crate::check::{At, Phase, Setup};
 use batches::{Unlabelled, turns};
 
@@ -94,7 +94,7 @@ impl<'a> Rank<'a> {
                 }
                 // An arena begins as zeros, and nothing writes between one buffer and the next.
                 Contents::Grad(_) => memory.write(buffer.offset + buffer.bytes..end, note),
-                contents @ Contents::Shard { .. } if is_kept_contents(&contents) => {
+                contents @ Contents::Shard { .. } if contents.outlasts_step() => {
                     memory.write(buffer.offset..end, note);
                 }
                 Contents::Shard { .. }
