@@ -1,5 +1,6 @@
 //! The NVIDIA GPUs of this machine, as the driver lists them. Its library is opened at run time.
 
+pub mod context;
 pub mod nvrtc;
 
 use std::fmt;

@@ -1,5 +1,8 @@
 //! The text of kernels as CUDA C++, compiled for this machine: blocks run one after the other,
-//! their threads are fibers.
+//! their threads are fibers. Where a GPU is asked for, it executes the text instead.
+
+#[path = "gpu.rs"]
+mod gpu;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -13,6 +16,7 @@ use gantline_kernels::cuda::{Buffer, Functions, host_prelude};
 pub(crate) struct Library {
     kernels: Vec<Compiled>,
     report: Option<Report>,
+    gpu: Option<gpu::Launches>,
 }
 
 /// A kernel, its device functions, and for each what launches it.
@@ -42,6 +46,12 @@ const RTLD_NOW: c_int = 2;
 impl Library {
     /// Compiles and opens some kernels; none where there is no compiler.
     pub(crate) fn new(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
+        if let Some(context) = gpu::wanted() {
+            let gpu = Some(gpu::Launches::new(context, &kernels));
+            let of_kernel = |(kernel, functions)| Compiled { kernel, functions, launchers: vec![] };
+            let kernels = kernels.into_iter().map(of_kernel).collect();
+            return Some(Library { kernels, report: None, gpu });
+        }
         Library::changed(name, kernels, &|_, text| text)
     }
 
@@ -97,7 +107,7 @@ impl Library {
             Compiled { kernel, functions, launchers }
         };
         let kernels = kernels.into_iter().enumerate().map(of_kernel).collect();
-        Some(Library { kernels, report })
+        Some(Library { kernels, report, gpu: None })
     }
 
     /// The first finding of the checks on this thread since the last call.
@@ -131,6 +141,9 @@ impl Library {
         for (view, wanted) in outputs.iter().zip(&wanted_outputs) {
             assert!(view.len() >= wanted.bytes(), "an output of {kernel:?} is too short");
         }
+        if let Some(gpu) = &self.gpu {
+            return gpu.launch(at, scalars, inputs, outputs);
+        }
         let words = |bytes: &u64| vec![u64::MAX; bytes.div_ceil(8) as usize];
         let mut workspaces: Vec<Vec<u64>> = functions.workspaces.iter().map(words).collect();
         for (function, launcher) in functions.functions.iter().zip(launchers) {
@@ -153,6 +166,11 @@ impl Library {
 /// The name of a function of a kernel.
 fn symbol(at: usize, number: usize) -> String {
     format!("k{at}_{number}")
+}
+
+/// Whether a GPU executes the text.
+pub(crate) fn on_gpu() -> bool {
+    gpu::wanted().is_some()
 }
 
 /// The C++ compiler of this machine.
