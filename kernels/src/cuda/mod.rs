@@ -20,6 +20,7 @@
 //! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of fused
 //! loops over rows, `index` offsets, `text` lines; a file for each family.
 
+mod aligned;
 mod arch;
 mod attention;
 mod flash;
@@ -33,6 +34,7 @@ mod moves;
 mod parameter;
 mod product;
 mod program;
+mod reduction;
 mod rows;
 mod shared;
 mod slices;
@@ -49,10 +51,11 @@ pub use flash_backward::FlashBackward;
 pub use flash_warpgroup::FlashWarpgroup;
 pub use function::{Function, Functions};
 pub use lines::LineTile;
-pub use moves::Move;
+pub use moves::{Move, RowCopy};
 pub use parameter::{Buffer, Named, Parameter};
 pub use product::ProductTile;
-pub use rows::{Elementwise, PartialSums, RowReduction};
+pub use reduction::{PartialSums, RowReduction};
+pub use rows::Elementwise;
 pub use slices::SliceSum;
 pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tile::Tile;

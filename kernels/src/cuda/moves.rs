@@ -1,4 +1,5 @@
-//! Copies, fills, windows, look-ups, scatters and rotary embedding: one thread per element.
+//! Copies, fills, windows, look-ups, scatters and rotary embedding: one thread per element, or per
+//! vector of a copy whose rows are contiguous.
 
 use std::fmt;
 
@@ -9,7 +10,8 @@ use super::index::nest;
 use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, element, line, moved};
 use super::tile::Tile;
-use crate::kernel::{Copy, Fill, Gather, Positions, Rope, Window};
+use crate::kernel::{Copy, CopyLoop, Fill, Gather, Positions, Rope, Window};
+use crate::offset::Offset;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -28,6 +30,8 @@ pub enum Move {
     },
     /// Copies an element of a strided array.
     Copy(Copy),
+    /// Copies up to 16 bytes of a row.
+    CopyRows(RowCopy),
     /// Stores an element of a window into the whole.
     Place(Window),
     /// Loads an element of a window from the whole.
@@ -43,6 +47,94 @@ pub enum Move {
     Replace(Gather),
     /// Rotates a pair of elements in all heads of a token.
     Rope(Rope),
+}
+
+/// A copy of rows that are contiguous in the source and in the target, by vectors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowCopy {
+    /// What is copied; its last loop is over a row.
+    pub copy: Copy,
+    /// Elements of a vector, of which a row may end in fewer.
+    pub width: usize,
+    /// Whether all vectors of the source are aligned, and those of the target.
+    pub is_aligned: [bool; 2],
+}
+
+impl RowCopy {
+    /// The vectors of a copy; none where neither side has aligned ones.
+    fn of(copy: &Copy) -> Option<RowCopy> {
+        let mut copy = copy.clone();
+        copy.loops.retain(|l| l.size > 1);
+        let mut last = copy.loops.pop()?;
+        while let Some(l) = copy.loops.last()
+            && l.source == last.size * last.source
+            && l.target == last.size * last.target
+        {
+            last.size *= l.size;
+            copy.loops.pop();
+        }
+        let width = 16 / copy.dtype.size() as usize;
+        if [last.source, last.target] != [1, 1] || last.size < width || width == 1 {
+            return None;
+        }
+        let starts =
+            |of: fn(&CopyLoop) -> usize| copy.loops.iter().all(|l| of(l).is_multiple_of(width));
+        let source = match copy.source_offset {
+            Offset::Fixed(offset) => offset.unsigned_abs().is_multiple_of(width as u64),
+            Offset::Scalar { .. } => false,
+        };
+        let is_aligned = [
+            source && starts(|l| l.source),
+            copy.target_offset.is_multiple_of(width) && starts(|l| l.target),
+        ];
+        copy.loops.push(last);
+        is_aligned.contains(&true).then_some(RowCopy { copy, width, is_aligned })
+    }
+
+    /// Elements of a row.
+    fn row(&self) -> usize {
+        self.copy.loops.last().map_or(0, |l| l.size)
+    }
+
+    fn vectors(&self) -> usize {
+        let rows: usize = self.copy.loops.iter().rev().skip(1).map(|l| l.size).product();
+        rows * self.row().div_ceil(self.width)
+    }
+
+    fn print(&self, [source, target]: [&String; 2], text: &mut Text) {
+        let (row, width, kind) = (self.row(), self.width, moved(self.copy.dtype));
+        let parts = row.div_ceil(width);
+        line!(text, "const u64 row = at / {parts}, first = at % {parts} * {width};");
+        let outer = &self.copy.loops[..self.copy.loops.len() - 1];
+        let of = |stride: fn(&CopyLoop) -> usize| {
+            let loops: Vec<[usize; 2]> = outer.iter().map(|l| [l.size, stride(l)]).collect();
+            nest(&loops, "row")
+        };
+        let (from, to) = (of(|l| l.source), of(|l| l.target));
+        line!(text, "const {kind}* const from = {source} + (u64)start + ({from}) + first;");
+        let offset = self.copy.target_offset;
+        line!(text, "{kind}* const to = {target} + {offset} + ({to}) + first;");
+        if row % width > 0 {
+            line!(text, "if (first + {width} > {row}) {{");
+            line!(text, "for (u32 e = 0; e < {}; e += 1) to[e] = from[e];", row % width);
+            line!(text, "return;");
+            text.end();
+        }
+        let [is_loaded, is_stored] = self.is_aligned;
+        if is_loaded {
+            line!(text, "const Vector<{kind}, {width}> x = load_vector<{kind}, {width}>(from);");
+        } else {
+            line!(text, "Vector<{kind}, {width}> x;");
+            line!(text, "UNROLL");
+            line!(text, "for (u32 e = 0; e < {width}; e += 1) x.x[e] = from[e];");
+        }
+        if is_stored {
+            line!(text, "store_vector(to, x);");
+        } else {
+            line!(text, "UNROLL");
+            line!(text, "for (u32 e = 0; e < {width}; e += 1) to[e] = x.x[e];");
+        }
+    }
 }
 
 fn function(what: &str, parameters: Vec<Parameter>, tile: Move) -> Function {
@@ -88,7 +180,8 @@ pub(super) fn copy(what: &str, c: &Copy, [source, target]: [Parameter; 2], all: 
         let zeros = Move::Fill { len: c.zero_first, dtype: c.dtype, bits: 0 };
         all.functions.push(function(&format!("{what}: zeros"), vec![target], zeros));
     }
-    all.functions.push(function(what, vec![source, target], Move::Copy(c.clone())));
+    let tile = RowCopy::of(c).map_or_else(|| Move::Copy(c.clone()), Move::CopyRows);
+    all.functions.push(function(what, vec![source, target], tile));
 }
 
 /// The function of a window; `tile` is [`Move::Place`] or [`Move::Take`].
@@ -142,7 +235,9 @@ impl Move {
                 }
                 Positions::Table => Vec::new(),
             },
-            Move::Copy(c) => vec![Named::new("start", c.source_offset)],
+            Move::Copy(c) | Move::CopyRows(RowCopy { copy: c, .. }) => {
+                vec![Named::new("start", c.source_offset)]
+            }
             Move::Fill { .. } | Move::Place(_) | Move::Take(_) => Vec::new(),
         }
     }
@@ -152,6 +247,7 @@ impl Move {
         match self {
             Move::Fill { len, .. } => *len,
             Move::Copy(c) => c.loops.iter().map(|l| l.size).product(),
+            Move::CopyRows(c) => c.vectors(),
             Move::Place(w) | Move::Take(w) => w.outer * w.len * w.inner,
             Move::Gather(g) | Move::Scatter(g) | Move::Replace(g) => g.outer * g.count * g.width,
             Move::Links(g) => g.count,
@@ -162,7 +258,7 @@ impl Move {
     /// The element type of a parameter in the text: what is only moved is an integer of its size.
     pub(super) fn pointer(&self, parameter: &Parameter) -> &'static str {
         match self {
-            Move::Fill { .. } | Move::Copy(_) => moved(parameter.dtype),
+            Move::Fill { .. } | Move::Copy(_) | Move::CopyRows(_) => moved(parameter.dtype),
             Move::Place(w) | Move::Take(w)
                 if parameter.dtype == w.dtype && parameter.buffer != Buffer::Input(1) =>
             {
@@ -186,6 +282,7 @@ impl Move {
         match self {
             Move::Fill { bits, .. } => line!(text, "{}[at] = {bits}ULL;", names[0]),
             Move::Copy(c) => print_copy(c, [&names[0], &names[1]], text),
+            Move::CopyRows(c) => c.print([&names[0], &names[1]], text),
             Move::Place(w) => {
                 print_window(w, &names[1], text);
                 line!(text, "{}[place] = {}[at];", names[2], names[0]);
@@ -211,7 +308,7 @@ fn is_row(g: &Gather, parameter: &Parameter) -> bool {
 }
 
 fn print_copy(c: &Copy, [source, target]: [&String; 2], text: &mut Text) {
-    let of = |stride: fn(&crate::kernel::CopyLoop) -> usize| {
+    let of = |stride: fn(&CopyLoop) -> usize| {
         let loops: Vec<[usize; 2]> = c.loops.iter().map(|l| [l.size, stride(l)]).collect();
         nest(&loops, "at")
     };
@@ -345,6 +442,7 @@ impl fmt::Display for Move {
         f.write_str(match self {
             Move::Rope(_) => "one thread per pair of elements, all heads",
             Move::Links(_) => "one thread per id",
+            Move::CopyRows(_) => "one thread per vector of a row",
             Move::Fill { .. }
             | Move::Copy(_)
             | Move::Place(_)

@@ -7,6 +7,7 @@ use std::fmt;
 
 use ir::DType;
 
+use super::aligned::aligned;
 use super::arch::{Arch, Target};
 use super::function::{Function, Functions};
 use super::index::{coordinate_of, nest};
@@ -55,6 +56,14 @@ pub(super) fn function(
     others: [Option<Parameter>; 2],
     (all, target): (&mut Functions, Option<Target>),
 ) {
+    let by_warpgroups = target.is_some_and(|target| {
+        target.arch == Arch::Sm90a && tensor::fits(product, target) == Some(Elements::Halves)
+    });
+    let (product, [a, b]) = match by_warpgroups {
+        true => aligned(what, product, [a, b], all),
+        false => (product.clone(), [a, b]),
+    };
+    let product = &product;
     let with_others = |mut parameters: Vec<Parameter>| {
         let added = others.map(|parameter| {
             parameter.map(|parameter| {

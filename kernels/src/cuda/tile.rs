@@ -11,7 +11,8 @@ use super::lines::LineTile;
 use super::moves::Move;
 use super::parameter::{Named, Parameter};
 use super::product::ProductTile;
-use super::rows::{Elementwise, PartialSums, RowReduction};
+use super::reduction::{PartialSums, RowReduction};
+use super::rows::Elementwise;
 use super::slices::SliceSum;
 use super::tensor::TensorTile;
 use super::text::{Text, element, line, whole};
@@ -54,6 +55,7 @@ impl Tile {
     pub fn synchronizes(&self) -> bool {
         match self {
             Tile::RowReduction(_)
+            | Tile::PartialSums(_)
             | Tile::Product(_)
             | Tile::Tensor(_)
             | Tile::Warpgroup(_)
@@ -61,11 +63,7 @@ impl Tile {
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
-            Tile::Elementwise(_)
-            | Tile::PartialSums(_)
-            | Tile::SliceSum(_)
-            | Tile::Lines(_)
-            | Tile::Move(_) => false,
+            Tile::Elementwise(_) | Tile::SliceSum(_) | Tile::Lines(_) | Tile::Move(_) => false,
         }
     }
 

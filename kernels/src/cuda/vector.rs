@@ -75,8 +75,34 @@ fn is_aligned(access: &Access, width: usize) -> bool {
 }
 
 impl Program<'_> {
-    /// Prints the vector loads of the inputs that some values depend on, at columns from `first`.
-    pub(super) fn load_vectors(&self, values: &BTreeSet<usize>, text: &mut Text) {
+    /// Declares the vectors that are kept over all steps of a row.
+    pub(super) fn declare_kept(&self, turns: usize, text: &mut Text) {
+        for (input, kind, width) in self.vector_loads() {
+            line!(text, "Vector<{kind}, {width}> kept{input}[{turns}];");
+        }
+    }
+
+    /// Prints the loads of those of a step.
+    pub(super) fn keep(&self, text: &mut Text) {
+        for (input, kind, width) in self.vector_loads() {
+            let place = self.first(&self.rows.inputs[input].access);
+            let name = &self.inputs[input];
+            line!(text, "kept{input}[turn] = load_vector<{kind}, {width}>({name} + {place});");
+        }
+    }
+
+    /// The inputs that are loaded by vectors, with their types and the vectors' width.
+    fn vector_loads(&self) -> impl Iterator<Item = (usize, &'static str, usize)> {
+        let of = |vector: &Vectorized, input: usize| vector.inputs[input].then_some(vector.width);
+        let inputs = self.rows.inputs.iter().enumerate();
+        inputs.filter_map(move |(input, row)| {
+            Some((input, element(row.dtype), of(self.vector.as_ref()?, input)?))
+        })
+    }
+
+    /// Prints the vector loads of the inputs that some values depend on, at columns from `first`;
+    /// or names those that are kept.
+    pub(super) fn load_vectors(&self, values: &BTreeSet<usize>, keeps: bool, text: &mut Text) {
         let Some(vector) = &self.vector else { return };
         let mut loaded = BTreeSet::new();
         for value in values {
@@ -87,6 +113,10 @@ impl Program<'_> {
                 let of = &self.rows.inputs[*input];
                 let place = self.first(&of.access);
                 let (kind, width, name) = (element(of.dtype), vector.width, &self.inputs[*input]);
+                if keeps {
+                    line!(text, "const Vector<{kind}, {width}>& w{input} = kept{input}[turn];");
+                    continue;
+                }
                 line!(
                     text,
                     "const Vector<{kind}, {width}> w{input} = \

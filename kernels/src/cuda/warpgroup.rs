@@ -8,7 +8,7 @@
 //!
 //! All products of these types run here: sharding m or n may change the strides of an operand, and
 //! must not change bits. What TMA cannot copy, such as rows that do not start at multiples of 16
-//! bytes, all threads of the first warpgroup copy.
+//! bytes, all threads of the first warpgroup copy, or a function before it (`aligned`).
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 64 in four stages, a block tile per block; the epilogue stores
@@ -154,7 +154,7 @@ pub struct TensorMap {
 }
 
 /// Several loops as one: its size and stride. A single point has any stride.
-fn merged(loops: &[[usize; 2]]) -> Option<[usize; 2]> {
+pub(super) fn merged(loops: &[[usize; 2]]) -> Option<[usize; 2]> {
     let mut whole: Option<[usize; 2]> = None;
     for [size, stride] in loops.iter().rev().filter(|[size, _]| *size > 1) {
         match &mut whole {

@@ -90,11 +90,7 @@ fn difference(
         let is_exact = is_exact(kernel, functions) && !(on_gpu() && calls_a_library(kernel));
         let is_same = |want: f64, got: f64| {
             let is_close = (want - got).abs() <= limit * (1.0 + want.abs()) || want == got;
-            let is_equal = if is_exact {
-                want.to_bits() == got.to_bits()
-            } else {
-                is_close
-            };
+            let is_equal = if is_exact { want.to_bits() == got.to_bits() } else { is_close };
             is_equal || want.is_nan() && got.is_nan()
         };
         let (want, got) = (want.numbers(), got.numbers());
@@ -223,14 +219,16 @@ fn sums() -> Rows {
 
 /// What can be wrong in sums and in the gradient of attention: the kernel, its function, what is
 /// replaced, which time, and by what.
-const MISTAKES: [(usize, usize, &str, usize, &str); 12] = [
-    (0, 0, "chunk * 1100 + col] = 0", 0, "chunk * 1100 + col] = 1"),
+const MISTAKES: [(usize, usize, &str, usize, &str); 14] = [
     (0, 0, "row < (chunk + 1) * 2", 0, "row < chunk * 2 + 1"),
+    (0, 0, "sum1[i] = 0", 0, "sum1[i] = 1"),
+    (0, 0, "sum1[turn * 4 + e] + v0", 0, "sum1[turn * 4] + v0"),
     (0, 0, "bits = 16", 0, "bits = 8"),
     (0, 0, "warp < 8", 0, "warp < 7"),
     (0, 0, "warp < 8", 1, "warp < 7"),
-    (0, 1, "chunk = 1", 0, "chunk = 2"),
+    (0, 1, "slice < 8", 0, "slice < 7"),
     (0, 2, "chunk < 300", 0, "chunk < 299"),
+    (0, 2, "half /= 2", 0, "half /= 4"),
     (1, 0, "- delta", 0, "+ delta"),
     (1, 1, "- delta", 0, "+ delta"),
     (1, 0, "bits = 16", 0, "bits = 8"),

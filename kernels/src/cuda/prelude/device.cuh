@@ -9,6 +9,7 @@
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define SHARED(T, NAME, COUNT) __shared__ __align__(128) T NAME[COUNT]
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #define NO_UNROLL _Pragma("unroll 1")
 #define TABLE static __device__ const
 

@@ -20,6 +20,7 @@
 #define KERNEL(THREADS) static void
 #define TABLE static const
 #define UNROLL
+#define UNROLL_4
 #define NO_UNROLL
 #define __restrict__ __restrict
 // Shared memory of the block; its first thread fills it with NaNs.
