@@ -1,11 +1,11 @@
 //! Kernels on a GPU: checked, and timed between events.
 //!
 //! ```text
-//! cargo bench --bench gpu -- products|attention|memory|FILE.gtl [--gpu 0]
+//! cargo bench --bench gpu -- products|attention|memory|FILE.gtl [--gpu 0] [--text sm_80]
 //! ```
 //! Prints one JSON document a line, which `benches/gpu/peers.py` lays beside PyTorch on the same
 //! GPU; `benches/gpu/run` does all of it. A file is one that `gantline compile --arch` wrote: each
-//! of its kernels is timed alone.
+//! of its kernels is timed alone. `--text` measures what is written for an older architecture.
 //!
 //! Numbers are random and buffers change from launch to launch, so that they do not come from the
 //! cache. Seconds are the median of rounds, the spread is the largest over the least. Of products
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use ir::DType;
 use ir::program::{Instruction, Step};
 use kernels::arguments::Argument;
-use kernels::cuda::{functions_for, name, unit};
+use kernels::cuda::{Arch, functions_for, name, unit};
 use kernels::{Kernel, price};
 use runtime::cuda::context::{Context, Failure, Launch, Memory};
 use runtime::cuda::nvrtc::Nvrtc;
@@ -50,8 +50,16 @@ fn main() -> ExitCode {
         arguments.get(at + 1).cloned()
     };
     let ordinal = after("--gpu").and_then(|number| number.parse().ok()).unwrap_or(0);
-    let what = arguments.iter().find(|argument| !argument.starts_with("--"));
-    match measure(what.map_or("products", String::as_str), ordinal) {
+    let text = match after("--text").map(|name| name.parse::<Arch>()) {
+        None => None,
+        Some(Ok(arch)) => Some(arch),
+        Some(Err(_)) => {
+            println!("{}", json!({ "failed": "--text takes sm_80, sm_89, sm_90a or sm_100" }));
+            return ExitCode::FAILURE;
+        }
+    };
+    let what = arguments.first().filter(|argument| !argument.starts_with("--"));
+    match measure(what.map_or("products", String::as_str), ordinal, text) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             println!("{}", json!({ "failed": why }));
@@ -60,9 +68,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(what: &str, ordinal: usize) -> Result<(), String> {
+fn measure(what: &str, ordinal: usize, text: Option<Arch>) -> Result<(), String> {
     let context = Context::open(ordinal).map_err(|absent| absent.to_string())?;
-    let gpu = Gpu { nvrtc: Nvrtc::open().map_err(|absent| absent.to_string())?, context };
+    let own = context.arch().ok_or("no text is written for this GPU")?;
+    let nvrtc = Nvrtc::open().map_err(|absent| absent.to_string())?;
+    let gpu = Gpu { nvrtc, context, own, text: text.unwrap_or(own) };
     let cases = match what {
         "products" => cases::products(),
         "attention" => cases::attention(),
@@ -72,7 +82,7 @@ fn measure(what: &str, ordinal: usize) -> Result<(), String> {
         }
         file => launches_of(file)?,
     };
-    let texts: Vec<Result<Vec<u8>, String>> = gpu.compiled(&cases)?;
+    let texts = gpu.compiled(&cases);
     let mut failed = 0;
     for (case, cubin) in cases.iter().zip(texts) {
         let measured = cubin.and_then(|cubin| gpu.line(case, &cubin));
@@ -109,16 +119,19 @@ fn launches_of(file: &str) -> Result<Vec<Case>, String> {
 struct Gpu {
     context: Arc<Context>,
     nvrtc: Nvrtc,
+    /// Its architecture.
+    own: Arch,
+    /// What text is written for.
+    text: Arch,
 }
 
 impl Gpu {
     /// Machine code of each case, compiled side by side.
-    fn compiled(&self, cases: &[Case]) -> Result<Vec<Result<Vec<u8>, String>>, String> {
-        let arch = self.context.arch().ok_or("no text is written for this GPU")?;
+    fn compiled(&self, cases: &[Case]) -> Vec<Result<Vec<u8>, String>> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let one = |case: &Case| {
-            let text = unit(std::slice::from_ref(&case.kernel), arch);
-            self.nvrtc.compile(&text, arch.name()).map(|cubin| cubin.bytes)
+            let text = unit(std::slice::from_ref(&case.kernel), self.text);
+            self.nvrtc.compile(&text, self.own.name()).map(|cubin| cubin.bytes)
         };
         let mut all = Vec::new();
         for some in cases.chunks(threads) {
@@ -131,13 +144,12 @@ impl Gpu {
                 threads.into_iter().map(join).collect::<Vec<_>>()
             }));
         }
-        Ok(all)
+        all
     }
 
     /// A case, checked and timed.
     fn line(&self, case: &Case, cubin: &[u8]) -> Result<Value, String> {
-        let arch = self.context.arch().ok_or("no text is written for this GPU")?;
-        let functions = functions_for(&case.kernel, arch);
+        let functions = functions_for(&case.kernel, self.text);
         let told = |why: Failure| why.to_string();
         let module = Arc::new(self.context.load(cubin).map_err(told)?);
         let launch = Launch::new(&module, &case.kernel, &functions, |number| name(0, number));

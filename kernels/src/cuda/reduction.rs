@@ -30,8 +30,8 @@ const WARP_ROWS: usize = 64;
 const SUMS: usize = 96;
 /// Most registers of a thread that hold what it has loaded.
 const KEPT: usize = 48;
-/// Columns of a block whose sums are added side by side.
-const SIDE: usize = 32;
+/// Columns of a block whose sums are added side by side. Chosen: a sector of memory has so many.
+const SIDE: usize = 8;
 
 /// One warp or block per row, or per segment of its columns.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +158,10 @@ impl RowReduction {
             }
             _ => group * width,
         };
-        let wanted = (BLOCKS / rows.cols.div_ceil(segment)).max(1);
+        let segments = rows.cols.div_ceil(segment);
+        // What the warps of a block have is added one after the other, which few rows do not pay.
+        let most = if reduces && columns > 0 { BLOCKS / 2 } else { BLOCKS };
+        let wanted = (most / segments).max(1);
         let chunk = if sums { rows.rows.div_ceil(wanted * groups) } else { 1 };
         let turns = segment.min(rows.cols).div_ceil(group * width);
         let in_registers = columns > 0 && fits(group, segment);

@@ -220,14 +220,14 @@ fn sums() -> Rows {
 /// What can be wrong in sums and in the gradient of attention: the kernel, its function, what is
 /// replaced, which time, and by what.
 const MISTAKES: [(usize, usize, &str, usize, &str); 14] = [
-    (0, 0, "row < (chunk + 1) * 2", 0, "row < chunk * 2 + 1"),
+    (0, 0, "row < (chunk + 1) * 3", 0, "row < chunk * 3 + 2"),
     (0, 0, "sum1[i] = 0", 0, "sum1[i] = 1"),
     (0, 0, "sum1[turn * 4 + e] + v0", 0, "sum1[turn * 4] + v0"),
     (0, 0, "bits = 16", 0, "bits = 8"),
     (0, 0, "warp < 8", 0, "warp < 7"),
     (0, 0, "warp < 8", 1, "warp < 7"),
-    (0, 1, "slice < 8", 0, "slice < 7"),
-    (0, 2, "chunk < 300", 0, "chunk < 299"),
+    (0, 1, "slice < 32", 0, "slice < 31"),
+    (0, 2, "chunk < 200", 0, "chunk < 199"),
     (0, 2, "half /= 2", 0, "half /= 4"),
     (1, 0, "- delta", 0, "+ delta"),
     (1, 1, "- delta", 0, "+ delta"),

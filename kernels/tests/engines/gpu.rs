@@ -14,7 +14,7 @@ pub(crate) const VARIABLE: &str = "GANTLINE_GPU";
 /// Kernels whose text is compiled at once.
 const AT_ONCE: usize = 4;
 /// Launches of which all have the same bits.
-const RUNS: usize = 3;
+const RUNS: usize = 10;
 /// What lies behind each buffer, and stays so.
 const BEHIND: [u8; 64] = [0xa5; 64];
 

@@ -180,6 +180,49 @@ fn bits_do_not_depend_on_the_strides_of_shards() {
     }
 }
 
+/// An operand of rows that start anywhere, which several tiles read, is copied by a function of its
+/// own to rows that TMA copies; others are not.
+#[test]
+fn operands_that_several_tiles_read_are_copied_to_aligned_rows() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let of = |sizes: [usize; 3], change: &dyn Fn(&mut Product)| {
+        let [m, n, k] = sizes;
+        let mut p = Product::matrix(m, n, k, DType::BF16);
+        p.stored.c = DType::F32;
+        change(&mut p);
+        p
+    };
+    let all: [(usize, Product); 7] = [
+        (1, of([20, 400, 77], &|_| {})),
+        (1, of([20, 400, 64], &|p| (p.m[0].a, p.k[0].a) = (1, 21))),
+        (1, of([20, 400, 64], &|p| (p.m[0].a, p.k[0].a) = (130, 2))),
+        (1, of([400, 45, 64], &|_| {})),
+        (2, of([400, 397, 70], &|p| (p.m[0].a, p.k[0].a) = (71, 1))),
+        (1, of([20, 400, 77], &|p| p.batch = vec![LoopABC { size: 2, a: 1700, b: 0, c: 8000 }])),
+        (0, of([20, 300, 77], &|_| {})),
+    ];
+    let kernels = all.clone().map(|(_, p)| Kernel::Product(p));
+    let functions: Vec<(Kernel, Functions)> = kernels.iter().map(for_sm90a).collect();
+    for ((copies, p), (_, of)) in all.iter().zip(&functions) {
+        let count = of.functions.iter().filter(|of| matches!(of.tile, Tile::Move(_))).count();
+        assert_eq!(count, *copies, "{p:?}");
+        let Some(Tile::Warpgroup(tile)) = of.functions.last().map(|of| &of.tile) else {
+            panic!("{p:?} runs on warpgroups")
+        };
+        assert_eq!(is_mapped(tile), *copies > 0, "{p:?}");
+    }
+    let library = Library::new("aligned", functions).expect("there is a compiler");
+    for (at, (kernel, (_, p))) in kernels.into_iter().zip(&all).enumerate() {
+        let case = Case::new(&mut Random::new(40 + at as u64), kernel);
+        let found = case.execute(&library, at, 1);
+        assert_eq!(library.report(), None, "{p:?}");
+        assert_eq!(is_near(p, &case, &found[0], [None; 2]), None, "{p:?}");
+    }
+}
+
 /// What can be wrong in the text: what is replaced, which time, and by what. Not among them are two
 /// that change no result: without `setmaxnreg_inc` threads have fewer registers, and the leading
 /// offset of a K-major matrix is not read.
