@@ -365,6 +365,9 @@ pub fn dtype(text: &str) -> Result<DType, String> {
         "bf16" | "bfloat16" => Ok(DType::BF16),
         "f16" | "fp16" | "float16" => Ok(DType::F16),
         "f8" | "fp8" | "float8" => Ok(DType::F8E4M3),
+        "tf32" => Err("CPUs have no products in tf32: use f32, or for GPUs `compile --arch sm_80 \
+                       --dtype tf32`"
+            .to_owned()),
         _ => Err("known are f32, f64, bf16, f16 and f8".to_owned()),
     }
 }

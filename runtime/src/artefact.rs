@@ -2,7 +2,7 @@
 //!
 //! | member | content |
 //! |---|---|
-//! | `kernels.ARCH.cu` | of programs for GPUs: the text of their kernels for an architecture |
+//! | `kernels.TARGET.cu` | of programs for GPUs: the text of their kernels for a target |
 //! | `kernels.postcard` | the kernels that programs launch |
 //! | `manifest.json` | format, version, what it needs, and a hash of each other member |
 //! | `module.graph` | the module, as text |
@@ -31,7 +31,7 @@ use std::path::Path;
 use ir::ids::Ids;
 use ir::{Diagnostic, Module, Plan, Program, Span};
 use kernels::Kernel;
-use kernels::cuda::{Arch, unit};
+use kernels::cuda::{Target, unit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zip::write::SimpleFileOptions;
@@ -57,9 +57,9 @@ const REPORT: &str = "report.json";
 /// The members of every artefact, in their order.
 const MEMBERS: [&str; 6] = [KERNELS, MANIFEST, MODULE, PLAN, PROGRAMS, REPORT];
 
-/// The member with the text of kernels for an architecture.
-fn source_member(arch: Arch) -> String {
-    format!("kernels.{arch}.cu")
+/// The member with the text of kernels for a target.
+fn source_member(target: Target) -> String {
+    format!("kernels.{target}.cu")
 }
 
 /// Instruction sets of CPUs, each able to run what is made for those before it.
@@ -76,8 +76,8 @@ pub struct Contents {
     pub programs: Vec<Program>,
     /// The kernels that they launch.
     pub kernels: Vec<Kernel>,
-    /// The architectures of GPUs that kernels have text for; none where CPUs run them.
-    pub archs: Vec<Arch>,
+    /// The targets that kernels have text for, in their order; none where CPUs run them.
+    pub targets: Vec<Target>,
     /// What it needs to run.
     pub requirements: Requirements,
     /// What was predicted.
@@ -238,8 +238,8 @@ pub fn encode(contents: &Contents) -> io::Result<Vec<u8>> {
         (PROGRAMS.to_owned(), binary(postcard::to_stdvec(&contents.programs))?),
         (REPORT.to_owned(), serde_json::to_vec_pretty(&contents.report)?),
     ]);
-    for arch in &contents.archs {
-        parts.insert(source_member(*arch), unit(&contents.kernels, *arch).into_bytes());
+    for target in &contents.targets {
+        parts.insert(source_member(*target), unit(&contents.kernels, *target).into_bytes());
     }
     parts.insert(MANIFEST.to_owned(), manifest_of(&parts, &contents.requirements)?);
     pack(&parts)

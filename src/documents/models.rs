@@ -151,7 +151,8 @@ pub struct Compile {
     pub programs: u64,
     /// Kernels that they launch.
     pub kernels: u64,
-    /// Architectures of GPUs that it has the text of kernels for.
+    /// Architectures of GPUs that it has the text of kernels for: `sm_80`, or `sm_80-tf32` where
+    /// products of f32 are rounded.
     pub archs: Vec<String>,
     /// The document gantline.report/1.
     pub report: Value,
@@ -189,7 +190,7 @@ pub struct Report {
 /// What kernels a compiled file launches.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Kernels {
-    /// Architectures that it has the text of kernels for.
+    /// Architectures that it has the text of kernels for, as `gantline.compile` names them.
     pub archs: Vec<String>,
     /// Kernels: text, launches, bytes, flops, functions, least seconds by device.
     pub kernels: Vec<Value>,

@@ -149,7 +149,9 @@ impl RequestFlags {
         };
         if self.dtype == Some(Precision::Tf32) {
             let headline = "CPUs have no products in tf32, which rounds f32".to_owned();
-            return Err(usage("--dtype", headline).help("use f32, or name GPUs").into());
+            return Err(usage("--dtype", headline)
+                .help("use f32, name GPUs by --cluster, or compile with --arch")
+                .into());
         }
         let asked = self.dtype.map(Precision::stored);
         let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);

@@ -14,9 +14,12 @@ use ir::import::{DecodingOptions, Description, LogitsOf, decoding, preset, read_
 use ir::plan::Keep;
 use ir::precision::Precision;
 use ir::{DType, Mesh};
-use kernels::Kernel;
-use kernels::cpu::{Prepared, View, ViewMut};
-use kernels::cuda::{Arch, Functions, TensorTile, Tile, device_prelude, functions, functions_for};
+use kernels::cpu::{Cpu, Prepared, View, ViewMut};
+use kernels::cuda::{
+    Arch, Elements, F32Products, Functions, Target, TensorTile, Tile, device_prelude, functions,
+    functions_for,
+};
+use kernels::{Access, Instr, Kernel, Output, RowInput, Rows};
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -124,6 +127,59 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
         ("inspect cpu.gtl --kernels", 4, "compile it with `--arch sm_80,sm_90a`"),
         ("compile tiny --arch sm_90,sm_80,sm_80", 2, "did you mean `sm_90a`?"),
         ("compile tiny --arch sm_90,sm_80,sm_80", 2, "`sm_80` is named twice"),
+    ] {
+        let output = scratch.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(says), "{line}: {errors}");
+    }
+}
+
+/// Asked for, products of f32 are rounded to tf32 in text for GPUs, which the target's name says;
+/// elsewhere that is refused.
+#[test]
+fn a_file_for_gpus_may_round_products_to_tf32() {
+    let scratch = Scratch::new("gpus-tf32");
+    let config = r#"{"model_type": "llama", "vocab_size": 64, "max_position_embeddings": 16,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2}"#;
+    scratch.write("tiny/config.json", config);
+    let asked = "compile tiny --ranks 2 --gbs 2 --arch sm_80,sm_90a";
+    for (name, dtype, needs) in [
+        ("a", "tf32", "cuda with sm_80-tf32,sm_90a-tf32,"),
+        ("b", "tf32", "cuda with sm_80-tf32,sm_90a-tf32,"),
+        ("exact", "f32", "cuda with sm_80,sm_90a,"),
+    ] {
+        let answer = scratch.answer(&format!("{asked} --dtype {dtype} -o {name}.gtl"));
+        assert!(answer.contains(needs), "{answer}");
+    }
+    let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("the file is there");
+    assert_eq!(read("a.gtl"), read("b.gtl"));
+    let kernels = |name: &str| scratch.json(&format!("inspect {name}.gtl --kernels --json"));
+    let [rounded, exact] = ["a", "exact"].map(kernels);
+    assert_eq!(rounded["archs"], serde_json::json!(["sm_80-tf32", "sm_90a-tf32"]));
+    let of = |told: &serde_json::Value| told["kernels"].as_array().expect("a list").clone();
+    let mut count = 0;
+    for (rounded, exact) in of(&rounded).iter().zip(of(&exact)) {
+        assert_eq!(rounded["text"], exact["text"], "programs launch the same kernels");
+        let tiles = rounded["functions"].to_string();
+        if tiles.contains("rounded to TF32") {
+            count += 1;
+            let least = |told: &serde_json::Value| told["least_s"]["a100"].as_f64();
+            assert!(least(rounded) <= least(&exact), "{rounded:#}");
+        }
+    }
+    assert!(count > 10, "{count} kernels round");
+    for (line, code, says) in [
+        ("run a.gtl", 7, "without `--arch`"),
+        ("compile tiny --dtype tf32", 2, "or compile with --arch"),
+        ("train tiny --data x.bin --dtype tf32", 2, "for GPUs `compile --arch sm_80"),
+        (
+            "compile tiny --arch sm_80 --dtype tf32 --precision compute=bf16,saved=bf16",
+            2,
+            "leave out `--precision compute=bf16`, or write `--dtype bf16`",
+        ),
+        ("compile tiny --cluster h100 --arch sm_80 --dtype tf32", 4, "`--cluster cpu-local`"),
     ] {
         let output = scratch.run(line);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -380,19 +436,129 @@ fn every_launch_compiles_for_gpus() {
         .filter(|of| of.functions.iter().any(|f| matches!(f.tile, Tile::Warpgroup(_))))
         .collect();
     assert!(by_warpgroups.len() > 4, "warpgroups multiply in narrow types");
-    let [older, newer] = [sample(&all), sample(&by_warpgroups)];
+    let rounded: Vec<Functions> = kernels
+        .iter()
+        .map(|kernel| functions_for(kernel, ROUNDED))
+        .filter(|of| of.functions.iter().any(|f| is_rounded(&f.tile)))
+        .collect();
+    assert!(rounded.len() > 20, "products of F32 are rounded");
+    let [older, newer, rounded] = [&all, &by_warpgroups, &rounded].map(|of| sample(of));
     println!("{} kernels, {} functions, {} compiled", kernels.len(), first.len(), older.len());
-    let (older, newer) = (older.chunks(32), newer.chunks(32));
+    let [older, newer, rounded] = [&older, &newer, &rounded].map(|texts| texts.chunks(32));
     let compiled = &|(architecture, texts): (&str, Vec<&[String]>)| -> Vec<String> {
         texts.into_iter().flat_map(|texts| compiled_for(&nvrtc, texts, architecture)).collect()
     };
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let start = |work| scope.spawn(move || compiled(work));
-        let work = [("sm_80", older.clone().collect()), ("sm_90a", older.chain(newer).collect())];
+        let sm80 = older.clone().chain(rounded).collect();
+        let work = [("sm_80", sm80), ("sm_90a", older.chain(newer).collect())];
         let threads = work.map(start);
         threads.into_iter().flat_map(|thread| thread.join().expect("it compiles")).collect()
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Products of F32 are rounded to TF32.
+const ROUNDED: Target = Target { arch: Arch::Sm80, f32_products: F32Products::Tf32 };
+
+fn is_rounded(tile: &Tile) -> bool {
+    matches!(tile, Tile::Tensor(TensorTile { elements: Elements::Tf32, .. }))
+}
+
+/// A CPU that rounds what products of F32 multiply to TF32: to 10 bits of the mantissa, to nearest,
+/// ties away from zero.
+struct Rounding(Cpu);
+
+impl Rounding {
+    /// A copy of an operand, rounded.
+    fn rounded(&self, operand: View<'_>) -> Vec<f32> {
+        let mut copy = vec![0.0_f32; operand.len() / size_of::<f32>()];
+        let (access, dtype) = (Access::per_column(), DType::F32);
+        let load = RowInput { dtype, access: access.clone() };
+        let kernel = Kernel::Rows(Rows {
+            rows: 1,
+            cols: copy.len(),
+            dtype,
+            inputs: vec![load],
+            instrs: vec![Instr::Load { input: 0 }],
+            outputs: vec![Output::Store { value: 0, access, dtype, accumulate: false }],
+        });
+        self.0.execute(&kernel, &[operand], &[ViewMut::of(&mut copy)]);
+        copy.iter_mut().for_each(|x| *x = f32::from_bits((x.to_bits() + 0x1000) & !0x1fff));
+        copy
+    }
+}
+
+impl Device for Rounding {
+    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
+        let operands: Vec<usize> = match prepared.kernel() {
+            Kernel::Product(_) => vec![0, 1],
+            Kernel::Products(p) => p.parts.iter().flat_map(|part| [part.a, part.b]).collect(),
+            Kernel::Rows(_)
+            | Kernel::Attention(_)
+            | Kernel::AttentionBwd(_)
+            | Kernel::Gather(_)
+            | Kernel::ScatterAdd(_)
+            | Kernel::Replace(_)
+            | Kernel::Lines(_)
+            | Kernel::Rope(_)
+            | Kernel::Copy(_)
+            | Kernel::Place(_)
+            | Kernel::Take(_)
+            | Kernel::Fill(_) => Vec::new(),
+        };
+        let rounded: BTreeMap<usize, Vec<f32>> =
+            operands.into_iter().map(|at| (at, self.rounded(inputs[at]))).collect();
+        let mut inputs: Vec<View<'_>> = inputs.to_vec();
+        for (at, copy) in &rounded {
+            inputs[*at] = View::of(copy);
+        }
+        Device::launch(&mut self.0, prepared, &inputs, outputs);
+    }
+}
+
+/// Runs a step by text whose products are rounded to TF32: its gradients are not further from those
+/// of F64 than twice what rounding the same operands explains, which is what a CPU that rounds them
+/// is off.
+///
+/// Returns the largest distance relative to the gradient's norm.
+fn check_rounded(name: &str, description: &Description, mesh: (usize, usize)) -> f64 {
+    let [exact, trained] = [DType::F64, DType::F32]
+        .map(|dtype| Trained::new(description, mesh, 32, Precision::uniform(dtype)));
+    let functions = |kernel: &Kernel| functions_for(kernel, ROUNDED);
+    let has_rounded = |kernel: &&Kernel| {
+        functions(kernel).functions.iter().any(|function| is_rounded(&function.tile))
+    };
+    let count = trained.classes.kernels.iter().filter(has_rounded).count();
+    assert!(count > 10, "{name}: {count} kernels round");
+    let (_, exact) = exact.step(None);
+    let (_, by_cpu) = trained.step(Some(&|| Box::new(Rounding(Cpu::new(1)))));
+    let (_, by_text) = trained.step_by_text(name, functions);
+    let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut furthest: f64 = 0.0;
+    for (weight, [want, _]) in &exact {
+        let distance = |found: &BTreeMap<String, [Vec<f64>; 2]>| {
+            let apart = found[weight][0].iter().zip(want).map(|(a, b)| a - b);
+            norm(&apart.collect::<Vec<f64>>())
+        };
+        let (found, limit) = (distance(&by_text), 2.0 * distance(&by_cpu));
+        assert!(found <= limit, "{name}: gradient of `{weight}` is {found} off, {limit} at most");
+        furthest = furthest.max(found / norm(want));
+    }
+    assert!(furthest > 1e-5, "{name}: numbers are rounded: {furthest}");
+    furthest
+}
+
+#[test]
+fn whole_steps_in_tf32_are_as_near_as_rounding_explains() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mini = preset("gpt2-mini").expect("a preset");
+    let gpt2 = check_rounded("tf32-gpt2", &mini, (1, 1));
+    let llama = check_rounded("tf32-llama-2-2", &llama(), (2, 2));
+    println!("gradients are off by {gpt2:.1e} and {llama:.1e} of their norm at most");
 }
 
 fn kind(tile: &Tile) -> String {
@@ -402,8 +568,9 @@ fn kind(tile: &Tile) -> String {
         Tile::PartialSums(_) => "partial sums".to_owned(),
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
         Tile::Tensor(tile) => {
-            let TensorTile { product, copies, shape, workspace, .. } = tile;
-            format!("matrices {} {copies:?} {:?} {workspace:?}", product.accumulate, shape.tile)
+            let TensorTile { product, copies, elements, shape, workspace, .. } = tile;
+            let of = (product.accumulate, elements, shape.tile);
+            format!("matrices {of:?} {copies:?} {workspace:?}")
         }
         Tile::SliceSum(tile) => format!("slices {}", tile.bias.is_some()),
         Tile::Warpgroup(tile) => {

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
-use kernels::cuda::{Functions, functions, functions_for, name};
+use kernels::cuda::{
+    Elements, Functions, Target, TensorTile, Tile, functions, functions_for, name,
+};
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
 use runtime::artefact::Contents;
@@ -36,6 +38,8 @@ struct Line {
 struct Told {
     at: usize,
     kernel: Kernel,
+    /// Whether it rounds operands of F32 to TF32.
+    rounds: bool,
     launches: usize,
     /// The routines that launch it, and how often a step of the same rank does so.
     routines: BTreeMap<String, usize>,
@@ -60,14 +64,14 @@ impl Told {
 pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure> {
     check(source, contents)?;
     let devices = devices()?;
-    let archs: Vec<&str> = contents.archs.iter().map(|arch| arch.name()).collect();
-    let mut text = format!("text for {}\n\n", archs.join(", "));
+    let targets: Vec<String> = contents.targets.iter().map(Target::to_string).collect();
+    let mut text = format!("text for {}\n\n", targets.join(", "));
     let mut table =
         Table::new(["function", "launches", "blocks", "threads", "bytes", "flop", "a100", "h100"]);
     for told in kernels(contents) {
         for (number, line) in told.lines.iter().enumerate() {
             let of_kernel = |shown: String| if number == 0 { shown } else { String::new() };
-            let [a100, h100] = [0, 1].map(|at: usize| least_s(&told.kernel, &devices[at]));
+            let [a100, h100] = [0, 1].map(|at: usize| least_s(&told, &devices[at]));
             table.row([
                 line.name.clone(),
                 line.launches.to_string(),
@@ -113,7 +117,7 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
         let least = DEVICES
             .iter()
             .zip(&devices)
-            .map(|(name, device)| ((*name).to_owned(), json!(least_s(&told.kernel, device))));
+            .map(|(name, device)| ((*name).to_owned(), json!(least_s(told, device))));
         json!({
             "kernel": told.at,
             "text": told.kernel.to_string(),
@@ -126,13 +130,13 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             "functions": told.lines.iter().map(line).collect::<Vec<Value>>(),
         })
     };
-    let archs = contents.archs.iter().map(|arch| arch.name().to_owned()).collect();
+    let archs = contents.targets.iter().map(Target::to_string).collect();
     let kernels = kernels(contents).iter().map(kernel).collect();
     Ok(documents::Kernels { archs, kernels }.to_json())
 }
 
 fn check(source: &str, contents: &Contents) -> Result<(), Diagnostic> {
-    if !contents.archs.is_empty() {
+    if !contents.targets.is_empty() {
         return Ok(());
     }
     let headline = format!("`{source}` is compiled for CPUs, and has no text of kernels");
@@ -150,11 +154,13 @@ fn kernels(contents: &Contents) -> Vec<Told> {
         let mut of = contents.programs.iter().map(|program| routines(program, at));
         let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
         let launches = routines.values().sum();
-        // Of all architectures that text is made for functions are the same.
-        let Functions { functions, workspaces } = match contents.archs.first() {
-            Some(arch) => functions_for(kernel, *arch),
+        // Functions of other targets may have other tiles.
+        let Functions { functions, workspaces } = match contents.targets.first() {
+            Some(target) => functions_for(kernel, *target),
             None => functions(kernel),
         };
+        let is_rounded = |tile: &TensorTile| tile.elements == Elements::Tf32;
+        let rounds = functions.iter().any(|f| matches!(&f.tile, Tile::Tensor(t) if is_rounded(t)));
         let lines = functions.iter().enumerate().map(|(number, function)| Line {
             name: name(at, number),
             launches,
@@ -164,7 +170,7 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             what: function.what.clone(),
             tile: function.tile.to_string(),
         });
-        Told { at, kernel: kernel.clone(), launches, routines, lines: lines.collect() }
+        Told { at, kernel: kernel.clone(), rounds, launches, routines, lines: lines.collect() }
     };
     contents.kernels.iter().enumerate().map(told).collect()
 }
@@ -188,7 +194,9 @@ fn routines(program: &Program, kernel: usize) -> BTreeMap<String, usize> {
 }
 
 /// The least time of a kernel: its bytes at the device's bandwidth, or its operations at its peak.
-fn least_s(kernel: &Kernel, cluster: &Cluster) -> f64 {
+/// Products that round to TF32 have half of BF16's, as the datasheets of both devices say.
+fn least_s(told: &Told, cluster: &Cluster) -> f64 {
+    let kernel = &told.kernel;
     let halves = |p: &Product| [p.stored.a, p.stored.b].iter().all(|dtype| dtype.size() == 2);
     let is_narrow = match kernel {
         Kernel::Product(p) => halves(p),
@@ -205,8 +213,12 @@ fn least_s(kernel: &Kernel, cluster: &Cluster) -> f64 {
         | Kernel::Take(_)
         | Kernel::Fill(_) => false,
     };
-    let dtype = if is_narrow { DType::BF16 } else { DType::F32 };
+    let flops_per_s = match (is_narrow, told.rounds) {
+        (true, _) => cluster.flops_per_s(DType::BF16, 1).value,
+        (false, true) => cluster.flops_per_s(DType::BF16, 1).value / 2.0,
+        (false, false) => cluster.flops_per_s(DType::F32, 1).value,
+    };
     let bytes_s = price::bytes(kernel).0 as f64 / cluster.memory_bandwidth(1).value;
-    let flops_s = price::flops(kernel).0 as f64 / cluster.flops_per_s(dtype, 1).value;
+    let flops_s = price::flops(kernel).0 as f64 / flops_per_s;
     bytes_s.max(flops_s)
 }
