@@ -13,7 +13,7 @@ use super::Finding;
 use super::source::{Source, Tree, is_word};
 
 /// The most cycles in the tree, and the most files in one.
-const CYCLES_MAX: usize = 4;
+const CYCLES_MAX: usize = 2;
 const FILES_MAX: usize = 4;
 
 /// How often names are looked up in each other: through re-exports of re-exports.

@@ -10,20 +10,14 @@ use std::fmt;
 
 use ir::DType;
 
-use super::flash::FlashTile;
-use super::flash_backward::FlashBackward;
-use super::flash_warpgroup::{self, FlashWarpgroup};
-use super::function::{Function, Functions};
-use super::parameter::{Buffer, Named, Parameter};
+use super::parameter::Parameter;
 use super::text::{Text, element, line, number};
-use super::tile::Tile;
-use super::{Arch, flash};
 use crate::kernel::Attention;
 
 /// Threads of a block.
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 /// Warps of a block.
-const WARPS: u32 = THREADS / 32;
+pub(super) const WARPS: u32 = THREADS / 32;
 
 /// A part of the work of attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,122 +43,6 @@ pub enum Part {
     Bias,
 }
 
-fn offsets(a: &Attention) -> Vec<Named> {
-    let mut all = vec![
-        Named::fixed("query_offset", a.query_offset),
-        Named::new("head_offset", a.head_offset),
-    ];
-    if let Some(d) = &a.dropout {
-        all.push(Named::fixed("sample_offset", d.sample_offset.cast_signed()));
-        all.push(Named::new("head_base", d.head_base));
-        all.push(Named::fixed("query_base", d.query_base.cast_signed()));
-        all.push(Named::fixed("key_base", d.key_base.cast_signed()));
-    }
-    all
-}
-
-fn function(
-    what: String,
-    parameters: Vec<Parameter>,
-    items: usize,
-    tile: AttentionTile,
-) -> Function {
-    let each = if tile.part == Part::Bias { THREADS } else { WARPS };
-    Function {
-        what,
-        parameters,
-        offsets: offsets(&tile.attention),
-        grid: items.div_ceil(each as usize) as u64,
-        threads: THREADS,
-        tile: Tile::Attention(tile),
-    }
-}
-
-/// The function of the forward pass.
-pub(super) fn forward(
-    what: &str,
-    a: &Attention,
-    inputs: &[Parameter],
-    outputs: &[Parameter],
-    (all, arch): (&mut Functions, Option<Arch>),
-) {
-    let parameters = inputs.iter().chain(outputs).copied().collect();
-    if arch == Some(Arch::Sm90a)
-        && let Some(tile) = FlashWarpgroup::of(a)
-    {
-        all.functions.push(Function {
-            what: what.to_owned(),
-            parameters,
-            offsets: offsets(a),
-            grid: tile.blocks(),
-            threads: flash_warpgroup::THREADS,
-            tile: Tile::FlashWarpgroup(tile),
-        });
-        return;
-    }
-    if arch.is_some() && flash::fits(a) {
-        let tile = FlashTile::new(a);
-        all.functions.push(Function {
-            what: what.to_owned(),
-            parameters,
-            offsets: offsets(a),
-            grid: tile.blocks(),
-            threads: flash::THREADS as u32,
-            tile: Tile::Flash(tile),
-        });
-        return;
-    }
-    let tile = AttentionTile { attention: a.clone(), part: Part::Forward };
-    let queries = a.batch * a.heads * a.queries;
-    all.functions.push(function(what.to_owned(), parameters, queries, tile));
-}
-
-/// The functions of the gradient.
-pub(super) fn backward(
-    what: &str,
-    a: &Attention,
-    inputs: &[Parameter],
-    outputs: &[Parameter],
-    (all, arch): (&mut Functions, Option<Arch>),
-) {
-    let dtype = a.dtype.accumulation();
-    let workspace = all.workspaces.len();
-    all.workspaces.push((a.batch * a.heads * a.queries) as u64 * dtype.size());
-    let workspace = Parameter { buffer: Buffer::Workspace(workspace), dtype };
-    let parameters: Vec<Parameter> =
-        inputs.iter().chain(outputs).copied().chain([workspace]).collect();
-    let of_queries = a.batch * a.heads * a.queries;
-    let is_flash = arch.is_some() && flash::fits(a);
-    let mut parts = match is_flash {
-        true => vec![("delta", Part::Delta, of_queries)],
-        false => vec![
-            ("queries", Part::Queries, of_queries),
-            ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
-        ],
-    };
-    if a.bias.is_some() && a.bias_grad {
-        parts.push(("bias", Part::Bias, bias_elements(a)));
-    }
-    for (name, part, items) in parts {
-        let tile = AttentionTile { attention: a.clone(), part };
-        all.functions.push(function(format!("{what}: {name}"), parameters.clone(), items, tile));
-    }
-    if !is_flash {
-        return;
-    }
-    for (name, part) in [("queries", Part::Queries), ("keys", Part::Keys)] {
-        let tile = FlashBackward::new(a, part);
-        all.functions.push(Function {
-            what: format!("{what}: {name}"),
-            parameters: parameters.clone(),
-            offsets: offsets(a),
-            grid: tile.blocks(),
-            threads: flash::THREADS as u32,
-            tile: Tile::FlashBackward(tile),
-        });
-    }
-}
-
 /// For each of batch, heads and queries, the elements of the bias along it.
 fn bias_sizes(a: &Attention) -> [usize; 3] {
     let strides = a.bias.unwrap_or_default();
@@ -172,7 +50,8 @@ fn bias_sizes(a: &Attention) -> [usize; 3] {
     std::array::from_fn(|at| if strides[at] > 0 { sizes[at] } else { 1 })
 }
 
-fn bias_elements(a: &Attention) -> usize {
+/// Elements of the bias.
+pub(super) fn bias_elements(a: &Attention) -> usize {
     bias_sizes(a).iter().product::<usize>() * a.keys
 }
 

@@ -1,9 +1,11 @@
-//! Device functions: what one is launched with, and what it computes.
+//! Device functions: what one is launched with, what it computes, and its text.
 
 use std::fmt;
 
-use super::parameter::{Named, Parameter};
+use super::parameter::{Buffer, Named, Parameter};
+use super::text::{Text, line, whole};
 use super::tile::Tile;
+use crate::offset::Offset;
 
 /// The device functions of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,6 +49,88 @@ impl Function {
     pub fn scalars(&self, launch: &[i64]) -> Vec<i64> {
         let passed = self.offsets.iter().filter(|named| named.is_scalar());
         passed.map(|named| named.offset.of(launch)).collect()
+    }
+
+    /// What the text passes: types and names.
+    fn declared(&self) -> Vec<(String, String)> {
+        let buffer = |parameter: &Parameter| {
+            let constant = matches!(parameter.buffer, Buffer::Input(_));
+            let kind = if constant { "const " } else { "" };
+            (format!("{kind}{}*", self.tile.pointer(parameter)), parameter.name())
+        };
+        let mut all: Vec<(String, String)> = Vec::new();
+        for parameter in &self.parameters {
+            let declared = buffer(parameter);
+            // An operand that is read twice is passed once.
+            if !all.contains(&declared) {
+                all.push(declared);
+            }
+        }
+        all.extend(self.passed_offsets().map(|named| ("i64".to_owned(), named.name.clone())));
+        all
+    }
+
+    fn passed_offsets(&self) -> impl Iterator<Item = &Named> {
+        self.offsets.iter().filter(|named| named.is_scalar())
+    }
+
+    /// The parameters as the text passes them: each buffer once.
+    pub fn passed(&self) -> Vec<Buffer> {
+        let mut all = Vec::new();
+        for parameter in &self.parameters {
+            if !all.contains(&parameter.buffer) {
+                all.push(parameter.buffer);
+            }
+        }
+        all
+    }
+
+    /// The text of the function under a name.
+    pub fn text(&self, name: &str) -> String {
+        let mut text = Text::default();
+        let mut parameters: Vec<String> =
+            self.declared().iter().map(|(kind, name)| format!("{kind} {name}")).collect();
+        let maps = self.tile.maps().into_iter();
+        parameters.extend(maps.map(|map| format!("TENSOR_MAP {}", map.name)));
+        line!(text, "// {self}");
+        line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
+        for Named { name, offset } in &self.offsets {
+            if let Offset::Fixed(value) = offset {
+                line!(text, "const i64 {name} = {};", whole(*value));
+            }
+        }
+        self.tile.print(&self.parameters, &mut text);
+        text.end();
+        text.into_text()
+    }
+
+    /// The text that launches the function on a CPU: `NAME_launch` takes buffers in the order of
+    /// [`Function::passed`], scalars, and a seed of the order of threads.
+    pub fn launcher(&self, name: &str) -> String {
+        let mut text = Text::default();
+        let count = self.declared().len() - self.passed_offsets().count();
+        let argument = |(at, (kind, _)): (usize, &(String, String))| match at {
+            at if at < count => format!("({kind})buffers[{at}]"),
+            at => format!("scalars[{}]", at - count),
+        };
+        let mut arguments: Vec<String> = self.declared().iter().enumerate().map(argument).collect();
+        arguments.extend(self.tile.maps().into_iter().map(|map| {
+            let buffer = self.parameters[map.parameter].buffer;
+            let at = self.passed().iter().position(|passed| *passed == buffer);
+            map.host(&format!("buffers[{}]", at.expect("every buffer is passed")))
+        }));
+        let signature = "void* const* buffers, const i64* scalars, u64 seed";
+        line!(text, "extern \"C\" void {name}_launch({signature}) {{");
+        line!(text, "(void)buffers, (void)scalars;");
+        let call = format!("[&] {{ {name}({}); }}", arguments.join(", "));
+        let (threads, synchronizes) = (self.threads, self.synchronizes());
+        let grid = match self.is_persistent() {
+            true => format!("shim::resident({}, seed)", self.grid),
+            false => self.grid.to_string(),
+        };
+        line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
+        text.end();
+        text.into_text()
     }
 }
 

@@ -4,35 +4,20 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::Function;
 use super::parameter::Parameter;
 use super::program::combined;
 use super::text::{Text, element, line};
-use super::tile::Tile;
 use crate::kernel::{Line, Lines};
 use crate::rows::ReduceOp;
 
 /// Threads of a block.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 
 /// An operation along a dim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineTile {
     /// What is computed.
     pub lines: Lines,
-}
-
-/// The function of an operation along a dim.
-pub(super) fn function(what: &str, lines: &Lines, parameters: Vec<Parameter>) -> Function {
-    let tile = LineTile { lines: lines.clone() };
-    Function {
-        what: what.to_owned(),
-        parameters,
-        offsets: Vec::new(),
-        grid: tile.threads().div_ceil(THREADS as usize) as u64,
-        threads: THREADS,
-        tile: Tile::Lines(tile),
-    }
 }
 
 impl LineTile {
@@ -46,7 +31,8 @@ impl LineTile {
         }
     }
 
-    fn threads(&self) -> usize {
+    /// Threads that are needed.
+    pub(super) fn threads(&self) -> usize {
         self.lines.outer * self.each() * self.lines.inner
     }
 

@@ -17,10 +17,10 @@
 //!   target may round the operands of products of F32 instead.
 //! * A launch may start fewer blocks of a function that [is persistent](Function::is_persistent).
 //!
-//! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of fused
-//! loops over rows, `index` offsets, `text` lines; a file for each family.
+//! Reading order: `function` is the noun, its `tile` what it computes; a file for each family has
+//! its tile programs and prints them, by `program` the expressions of fused loops over rows, by
+//! `index` offsets, by `text` lines; `lower` chooses the functions of a kernel.
 
-mod aligned;
 mod arch;
 mod attention;
 mod flash;
@@ -30,6 +30,7 @@ mod function;
 mod index;
 mod lines;
 mod loops;
+mod lower;
 mod moves;
 mod parameter;
 mod product;
@@ -51,6 +52,7 @@ pub use flash_backward::FlashBackward;
 pub use flash_warpgroup::FlashWarpgroup;
 pub use function::{Function, Functions};
 pub use lines::LineTile;
+pub use lower::{functions, functions_for};
 pub use moves::{Move, RowCopy};
 pub use parameter::{Buffer, Named, Parameter};
 pub use product::ProductTile;
@@ -62,9 +64,7 @@ pub use tile::Tile;
 pub use vector::Vectorized;
 pub use warpgroup::{MappedOperand, StagedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
 
-use crate::arguments::Argument;
 use crate::kernel::Kernel;
-use moves::Move as Moved;
 
 /// The functions of the prelude that are the same everywhere.
 const PARTS: &str = include_str!("prelude/parts.h");
@@ -99,62 +99,4 @@ pub fn unit(kernels: &[Kernel], target: impl Into<Target>) -> String {
         }
     }
     text
-}
-
-/// The device functions of a kernel that any GPU runs, in the order in which they run.
-pub fn functions(kernel: &Kernel) -> Functions {
-    functions_of(kernel, None)
-}
-
-/// The device functions of a kernel for a target, in the order in which they run.
-///
-/// Buffers then start at multiples of 16 bytes.
-pub fn functions_for(kernel: &Kernel, target: impl Into<Target>) -> Functions {
-    functions_of(kernel, Some(target.into()))
-}
-
-fn functions_of(kernel: &Kernel, target: Option<Target>) -> Functions {
-    let arch = target.map(|target| target.arch);
-    let parameter = |buffer: fn(usize) -> Buffer, (at, of): (usize, &Argument)| Parameter {
-        buffer: buffer(at),
-        dtype: of.dtype,
-    };
-    let inputs: Vec<Parameter> =
-        kernel.inputs().iter().enumerate().map(|of| parameter(Buffer::Input, of)).collect();
-    let outputs: Vec<Parameter> =
-        kernel.outputs().iter().enumerate().map(|of| parameter(Buffer::Output, of)).collect();
-    let all_parameters = || inputs.iter().chain(&outputs).copied().collect::<Vec<Parameter>>();
-    let what = &kernel.to_string();
-    let mut all = Functions::default();
-    match kernel {
-        Kernel::Product(p) => {
-            let operands = [inputs[0], inputs[1], outputs[0]];
-            product::function(what, p, operands, [None, None], (&mut all, target));
-        }
-        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, target)),
-        Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
-        Kernel::Attention(a) => {
-            attention::forward(what, a, &inputs, &outputs, (&mut all, arch));
-        }
-        Kernel::AttentionBwd(a) => {
-            attention::backward(what, a, &inputs, &outputs, (&mut all, arch));
-        }
-        Kernel::Gather(g) => all.functions.push(moves::gather(what, g, all_parameters())),
-        Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
-            let adds = matches!(kernel, Kernel::ScatterAdd(_));
-            moves::scatter(what, g, [inputs[0], inputs[1], outputs[0]], adds, &mut all);
-        }
-        Kernel::Lines(l) => all.functions.push(lines::function(what, l, all_parameters())),
-        Kernel::Rope(r) => all.functions.push(moves::rope(what, r, all_parameters())),
-        Kernel::Copy(c) => moves::copy(what, c, [inputs[0], outputs[0]], &mut all),
-        Kernel::Place(w) => {
-            all.functions.push(moves::window(what, Moved::Place(w.clone()), all_parameters()));
-        }
-        Kernel::Take(w) => {
-            all.functions.push(moves::window(what, Moved::Take(w.clone()), all_parameters()));
-        }
-        Kernel::Fill(f) => all.functions.push(moves::fill(what, f, outputs[0])),
-    }
-    all.functions.retain(|function| function.grid > 0);
-    all
 }

@@ -5,23 +5,15 @@
 
 use std::fmt;
 
-use ir::DType;
-
-use super::aligned::aligned;
-use super::arch::{Arch, Target};
-use super::function::{Function, Functions};
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
-use super::parameter::{Buffer, Parameter};
-use super::slices::{SliceSum, Stored, slices};
-use super::tensor::{self, Elements, TensorTile};
+use super::parameter::Parameter;
+use super::slices::Stored;
 use super::text::{Text, element, line};
-use super::tile::Tile;
-use super::warpgroup::WarpgroupTile;
-use crate::kernel::{Product, Products, Source};
+use crate::kernel::Product;
 
 /// Threads of a block.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// The block tile: rows and columns of the result, and its extent along k.
 const TILE_MN: usize = 64;
 /// Elementwise of `k` that lie in shared memory at a time.
@@ -42,130 +34,9 @@ pub struct ProductTile {
 
 impl ProductTile {
     /// Block tiles along batch, m and n.
-    fn tiles(&self) -> [usize; 3] {
+    pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
         [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
-    }
-}
-
-/// Adds the functions of a product of two buffers; with others that are added to it.
-pub(super) fn function(
-    what: &str,
-    product: &Product,
-    [a, b, c]: [Parameter; 3],
-    others: [Option<Parameter>; 2],
-    (all, target): (&mut Functions, Option<Target>),
-) {
-    let by_warpgroups = target.is_some_and(|target| {
-        target.arch == Arch::Sm90a && tensor::fits(product, target) == Some(Elements::Halves)
-    });
-    let (product, [a, b]) = match by_warpgroups {
-        true => aligned(what, product, [a, b], all),
-        false => (product.clone(), [a, b]),
-    };
-    let product = &product;
-    let with_others = |mut parameters: Vec<Parameter>| {
-        let added = others.map(|parameter| {
-            parameter.map(|parameter| {
-                parameters.push(parameter);
-                parameters.len() - 1
-            })
-        });
-        (parameters, added)
-    };
-    let (parameters, added) = with_others(vec![a, b, c]);
-    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, target);
-    let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
-    let mut function = Function {
-        what: what.to_owned(),
-        parameters,
-        offsets: Vec::new(),
-        grid: tiles,
-        threads,
-        tile,
-    };
-    if !is_split {
-        all.functions.push(function);
-        return;
-    }
-    let [batch, m, n, _] = product.sizes();
-    let workspace =
-        Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
-    all.workspaces.push((slices(product) * batch * m * n) as u64 * DType::F32.size());
-    function.parameters = vec![a, b, c, workspace];
-    function.grid *= slices(product) as u64;
-    let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
-    let sum = SliceSum { product: product.clone(), bias, addend };
-    all.functions.extend([function, sum.function(what, parameters)]);
-}
-
-/// The block tiles of a product.
-struct BlockTiles {
-    tile: Tile,
-    /// Along batch, m and n.
-    tiles: [usize; 3],
-    threads: u32,
-    /// Whether each slice of k is summed by a block of its own.
-    is_split: bool,
-}
-
-impl BlockTiles {
-    /// Those of a product, given the numbers of parameters that are added to it.
-    fn of(product: &Product, added: [Option<usize>; 2], target: Option<Target>) -> BlockTiles {
-        let [bias, addend] = added;
-        let fitting = target.and_then(|target| Some((target.arch, tensor::fits(product, target)?)));
-        let Some((arch, elements)) = fitting else {
-            let tile = ProductTile { product: product.clone(), bias, addend };
-            let tiles = tile.tiles();
-            return BlockTiles {
-                tile: Tile::Product(tile),
-                tiles,
-                threads: THREADS,
-                is_split: false,
-            };
-        };
-        if arch == Arch::Sm90a && elements == Elements::Halves {
-            let tile = WarpgroupTile::of(product, added);
-            let (tiles, threads) = (tile.tiles(), tile.threads());
-            let is_split = tile.workspace.is_some();
-            return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };
-        }
-        let tile = TensorTile::of(product, elements, added);
-        let (tiles, threads, is_split) = (tile.tiles(), tile.threads(), tile.workspace.is_some());
-        BlockTiles { tile: Tile::Tensor(tile), tiles, threads, is_split }
-    }
-}
-
-/// Several products, and the programs on their results.
-pub(super) fn functions(
-    what: &str,
-    products: &Products,
-    inputs: &[Parameter],
-    outputs: &[Parameter],
-    (all, target): (&mut Functions, Option<Target>),
-) {
-    let mut beside = products.parts.len();
-    for (at, part) in products.parts.iter().enumerate() {
-        let operand = |number: usize| inputs[number];
-        let operands = [operand(part.a), operand(part.b), outputs[at]];
-        let added = [part.bias, part.addend].map(|number| number.map(operand));
-        let what_part = &format!("{what}: part {at}");
-        function(what_part, &part.product, operands, added, (all, target));
-        let Some(then) = &part.then else { continue };
-        let read: Vec<Parameter> = then
-            .inputs
-            .iter()
-            .map(|source| match source {
-                Source::Operand(number) => inputs[*number],
-                Source::Result(number) => outputs[*number],
-            })
-            .collect();
-        let mut written: Vec<Parameter> =
-            outputs[at..].iter().take(usize::from(part.in_place)).copied().collect();
-        let more = part.beside().len();
-        written.extend(&outputs[beside..beside + more]);
-        beside += more;
-        super::rows::functions(&format!("{what}: then {at}"), &then.rows, &read, &written, all);
     }
 }
 

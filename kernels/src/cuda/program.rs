@@ -7,7 +7,7 @@ use ir::DType;
 use super::index::{access, digits};
 use super::text::{Text, element, line, number};
 use super::vector::Vectorized;
-use crate::rows::{BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
+use crate::rows::{Access, BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
 
 /// A fused loop over rows that is printed: its values are expressions of the variables `row` and
 /// `col`.
@@ -157,6 +157,106 @@ impl<'r> Program<'r> {
         } else {
             line!(text, "{target} = Store<{kept}>::of(v{value});");
         }
+    }
+}
+
+impl Program<'_> {
+    /// Declares the vectors that are kept over all steps of a row.
+    pub(super) fn declare_kept(&self, turns: usize, text: &mut Text) {
+        for (input, kind, width) in self.vector_loads() {
+            line!(text, "Vector<{kind}, {width}> kept{input}[{turns}];");
+        }
+    }
+
+    /// Prints the loads of those of a step.
+    pub(super) fn keep(&self, text: &mut Text) {
+        for (input, kind, width) in self.vector_loads() {
+            let place = self.first(&self.rows.inputs[input].access);
+            let name = &self.inputs[input];
+            line!(text, "kept{input}[turn] = load_vector<{kind}, {width}>({name} + {place});");
+        }
+    }
+
+    /// The inputs that are loaded by vectors, with their types and the vectors' width.
+    fn vector_loads(&self) -> impl Iterator<Item = (usize, &'static str, usize)> {
+        let of = |vector: &Vectorized, input: usize| vector.inputs[input].then_some(vector.width);
+        let inputs = self.rows.inputs.iter().enumerate();
+        inputs.filter_map(move |(input, row)| {
+            Some((input, element(row.dtype), of(self.vector.as_ref()?, input)?))
+        })
+    }
+
+    /// Prints the vector loads of the inputs that some values depend on, at columns from `first`;
+    /// or names those that are kept.
+    pub(super) fn load_vectors(&self, values: &BTreeSet<usize>, keeps: bool, text: &mut Text) {
+        let Some(vector) = &self.vector else { return };
+        let mut loaded = BTreeSet::new();
+        for value in values {
+            if let Instr::Load { input } = &self.rows.instrs[*value]
+                && vector.inputs[*input]
+                && loaded.insert(*input)
+            {
+                let of = &self.rows.inputs[*input];
+                let place = self.first(&of.access);
+                let (kind, width, name) = (element(of.dtype), vector.width, &self.inputs[*input]);
+                if keeps {
+                    line!(text, "const Vector<{kind}, {width}>& w{input} = kept{input}[turn];");
+                    continue;
+                }
+                line!(
+                    text,
+                    "const Vector<{kind}, {width}> w{input} = \
+                     load_vector<{kind}, {width}>({name} + {place});"
+                );
+            }
+        }
+    }
+
+    /// The offset of the first element of a thread's vector.
+    fn first(&self, of: &Access) -> String {
+        access(of, self.rows.rows, "first")
+    }
+
+    /// Declares the vectors that are stored, loaded before where the output accumulates.
+    pub(super) fn open_stores(&self, targets: &[(usize, String)], text: &mut Text) {
+        for (at, target, access, kind, accumulate) in self.vector_stores(targets) {
+            let width = self.vector.as_ref().map_or(1, |vector| vector.width);
+            line!(text, "Vector<{kind}, {width}> s{at};");
+            if accumulate {
+                let place = self.first(access);
+                line!(text, "s{at} = load_vector<{kind}, {width}>({target} + {place});");
+            }
+        }
+    }
+
+    /// Prints the vector stores.
+    pub(super) fn close_stores(&self, targets: &[(usize, String)], text: &mut Text) {
+        for (at, target, access, ..) in self.vector_stores(targets) {
+            line!(text, "store_vector({target} + {}, s{at});", self.first(access));
+        }
+    }
+
+    /// Those of some outputs, given with their buffers, that are stored by vectors.
+    fn vector_stores<'t>(
+        &self,
+        targets: &'t [(usize, String)],
+    ) -> Vec<(usize, &'t str, &Access, &'static str, bool)> {
+        let Some(vector) = &self.vector else { return Vec::new() };
+        let store = |(at, target): &'t (usize, String)| match &self.rows.outputs[*at] {
+            Output::Store { access, dtype, accumulate, .. } if vector.outputs[*at] => {
+                Some((*at, &target[..], access, element(*dtype), *accumulate))
+            }
+            Output::Store { .. } | Output::ColSum { .. } | Output::TotalSum { .. } => None,
+        };
+        targets.iter().filter_map(store).collect()
+    }
+
+    /// Opens the loop over the elements of a vector, columns from `first`.
+    pub(super) fn open_columns(&self, text: &mut Text) {
+        let width = self.vector.as_ref().map_or(1, |vector| vector.width);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 e = 0; e < {width}; e += 1) {{");
+        line!(text, "const u64 col = first + e;");
     }
 }
 

@@ -8,12 +8,10 @@
 
 use std::fmt;
 
-use super::function::Function;
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::text::{Text, element, line};
-use super::tile::Tile;
 use crate::kernel::Product;
 
 /// Points of k of a slice. Chosen: a product of few rows by a weight of 4096 × 4096 has two blocks
@@ -25,7 +23,7 @@ const SLICE: usize = 1024;
 const SLICE_OF_BYTES: usize = 128;
 
 /// Threads of a block.
-const THREADS: u64 = 256;
+pub(super) const THREADS: u64 = 256;
 
 /// Points of k of a slice of a product.
 pub(super) fn slice(product: &Product) -> usize {
@@ -55,19 +53,6 @@ pub struct SliceSum {
 }
 
 impl SliceSum {
-    /// The function of the tile, given the workspace, the result and what is added to it.
-    pub(super) fn function(self, what: &str, parameters: Vec<Parameter>) -> Function {
-        let [batch, m, n, _] = self.product.sizes();
-        Function {
-            what: format!("{what}: slices"),
-            parameters,
-            offsets: Vec::new(),
-            grid: ((batch * m * n) as u64).div_ceil(THREADS),
-            threads: THREADS as u32,
-            tile: Tile::SliceSum(self),
-        }
-    }
-
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
         let loops = Loops::of(p);

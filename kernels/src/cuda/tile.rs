@@ -6,18 +6,16 @@ use super::attention::{AttentionTile, Part};
 use super::flash::FlashTile;
 use super::flash_backward::FlashBackward;
 use super::flash_warpgroup::FlashWarpgroup;
-use super::function::Function;
 use super::lines::LineTile;
 use super::moves::Move;
-use super::parameter::{Named, Parameter};
+use super::parameter::Parameter;
 use super::product::ProductTile;
 use super::reduction::{PartialSums, RowReduction};
 use super::rows::Elementwise;
 use super::slices::SliceSum;
 use super::tensor::TensorTile;
-use super::text::{Text, element, line, whole};
+use super::text::{Text, element};
 use super::warpgroup::{TensorMap, WarpgroupTile};
-use crate::offset::Offset;
 
 /// A tile program.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,7 +122,7 @@ impl Tile {
         }
     }
 
-    fn print(&self, parameters: &[Parameter], text: &mut Text) {
+    pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         match self {
             Tile::Elementwise(tile) => tile.print(parameters, text),
             Tile::RowReduction(tile) => tile.print(parameters, text),
@@ -143,7 +141,7 @@ impl Tile {
     }
 
     /// The type that a parameter points to.
-    fn pointer(&self, parameter: &Parameter) -> &'static str {
+    pub(super) fn pointer(&self, parameter: &Parameter) -> &'static str {
         match self {
             Tile::Move(tile) => tile.pointer(parameter),
             Tile::Elementwise(_)
@@ -159,90 +157,6 @@ impl Tile {
             | Tile::FlashBackward(_)
             | Tile::Lines(_) => element(parameter.dtype),
         }
-    }
-}
-
-impl Function {
-    /// What the text passes: types and names.
-    fn declared(&self) -> Vec<(String, String)> {
-        let buffer = |parameter: &Parameter| {
-            let constant = matches!(parameter.buffer, super::Buffer::Input(_));
-            let kind = if constant { "const " } else { "" };
-            (format!("{kind}{}*", self.tile.pointer(parameter)), parameter.name())
-        };
-        let mut all: Vec<(String, String)> = Vec::new();
-        for parameter in &self.parameters {
-            let declared = buffer(parameter);
-            // An operand that is read twice is passed once.
-            if !all.contains(&declared) {
-                all.push(declared);
-            }
-        }
-        all.extend(self.passed_offsets().map(|named| ("i64".to_owned(), named.name.clone())));
-        all
-    }
-
-    fn passed_offsets(&self) -> impl Iterator<Item = &Named> {
-        self.offsets.iter().filter(|named| named.is_scalar())
-    }
-
-    /// The parameters as the text passes them: each buffer once.
-    pub fn passed(&self) -> Vec<super::Buffer> {
-        let mut all = Vec::new();
-        for parameter in &self.parameters {
-            if !all.contains(&parameter.buffer) {
-                all.push(parameter.buffer);
-            }
-        }
-        all
-    }
-
-    /// The text of the function under a name.
-    pub fn text(&self, name: &str) -> String {
-        let mut text = Text::default();
-        let mut parameters: Vec<String> =
-            self.declared().iter().map(|(kind, name)| format!("{kind} {name}")).collect();
-        let maps = self.tile.maps().into_iter();
-        parameters.extend(maps.map(|map| format!("TENSOR_MAP {}", map.name)));
-        line!(text, "// {self}");
-        line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
-        for Named { name, offset } in &self.offsets {
-            if let Offset::Fixed(value) = offset {
-                line!(text, "const i64 {name} = {};", whole(*value));
-            }
-        }
-        self.tile.print(&self.parameters, &mut text);
-        text.end();
-        text.into_text()
-    }
-
-    /// The text that launches the function on a CPU: `NAME_launch` takes buffers in the order of
-    /// [`Function::passed`], scalars, and a seed of the order of threads.
-    pub fn launcher(&self, name: &str) -> String {
-        let mut text = Text::default();
-        let count = self.declared().len() - self.passed_offsets().count();
-        let argument = |(at, (kind, _)): (usize, &(String, String))| match at {
-            at if at < count => format!("({kind})buffers[{at}]"),
-            at => format!("scalars[{}]", at - count),
-        };
-        let mut arguments: Vec<String> = self.declared().iter().enumerate().map(argument).collect();
-        arguments.extend(self.tile.maps().into_iter().map(|map| {
-            let buffer = self.parameters[map.parameter].buffer;
-            let at = self.passed().iter().position(|passed| *passed == buffer);
-            map.host(&format!("buffers[{}]", at.expect("every buffer is passed")))
-        }));
-        let signature = "void* const* buffers, const i64* scalars, u64 seed";
-        line!(text, "extern \"C\" void {name}_launch({signature}) {{");
-        line!(text, "(void)buffers, (void)scalars;");
-        let call = format!("[&] {{ {name}({}); }}", arguments.join(", "));
-        let (threads, synchronizes) = (self.threads, self.synchronizes());
-        let grid = match self.is_persistent() {
-            true => format!("shim::resident({}, seed)", self.grid),
-            false => self.grid.to_string(),
-        };
-        line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
-        text.end();
-        text.into_text()
     }
 }
 

@@ -5,11 +5,11 @@
 //! block tiles read the operand, a copy of it to a workspace with longer rows costs less.
 //! Results have the same bits.
 
-use super::function::Functions;
-use super::loops::Loops;
 use super::moves;
-use super::parameter::{Buffer, Parameter};
-use super::warpgroup::{StagedOperand, WarpgroupTile, merged};
+use crate::cuda::function::Functions;
+use crate::cuda::loops::Loops;
+use crate::cuda::parameter::{Buffer, Parameter};
+use crate::cuda::warpgroup::{StagedOperand, WarpgroupTile, merged};
 use crate::kernel::{Copy, CopyLoop, Product};
 use crate::offset::Offset;
 
