@@ -18,6 +18,7 @@ use kernels::Kernel;
 use crate::calls::{Calls, not_calls};
 use crate::evaluation;
 use crate::executable::check_executable;
+use crate::footprint::{BUFFERS_MAX, NotYet};
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 pub(crate) use class::Class;
@@ -150,6 +151,25 @@ impl<'m> Compiler<'m> {
         check_executable(plan)?;
         let class = Class::new(self, plan, stage, tensor);
         class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, &why))
+    }
+
+    /// The program of one micro-batch of a stage's first tensor-parallel rank, whose arena is that
+    /// of the whole step.
+    ///
+    /// # Errors
+    /// Those of [`Compiler::programs`], and more values to place than
+    /// [`BUFFERS_MAX`](crate::footprint::BUFFERS_MAX).
+    pub(crate) fn skeleton(&mut self, plan: &Plan, stage: usize) -> Result<Program, NotYet> {
+        let class = Class::new(self, plan, stage, 0);
+        let class = class.map_err(|why| refused(plan, stage, 0, &why))?;
+        let (kept, most) = (class.kept_count(), BUFFERS_MAX);
+        if kept > most {
+            let decision = format!(
+                "{kept} values are kept at once on stage {stage}, {most} are placed at most"
+            );
+            return Err(NotYet { decision });
+        }
+        Ok(class.skeleton().map_err(|why| refused(plan, stage, 0, &why))?)
     }
 
     /// What the program of one class does before its first micro-batch and after its last one,

@@ -190,7 +190,24 @@ impl<'a> Class<'a> {
         })
     }
 
-    pub(super) fn program(mut self) -> Result<Program, Refusal> {
+    pub(super) fn program(self) -> Result<Program, Refusal> {
+        let count = self.plan.microbatch_count;
+        self.assembled(count)
+    }
+
+    /// The program of the first micro-batch, in the arena of all: what all have is placed before
+    /// their steps are made.
+    pub(super) fn skeleton(self) -> Result<Program, Refusal> {
+        self.assembled(1)
+    }
+
+    /// Values between calls that have places of their own, of all micro-batches in flight.
+    pub(super) fn kept_count(&self) -> usize {
+        let of_calls = self.layers.iter().map(|layer| layer.halves.forward.results.len());
+        of_calls.sum::<usize>() * self.in_flight
+    }
+
+    fn assembled(mut self, microbatches: usize) -> Result<Program, Refusal> {
         for layer in &self.layers {
             let forward = self.store.routine(&layer.forward);
             let backward = self.store.routine(&layer.backward);
@@ -202,11 +219,11 @@ impl<'a> Class<'a> {
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
         let clears = must_clear(self.own, self.plan.microbatch_count);
         update::begin(&mut self, clears, scalars, &mut steps);
-        self.schedule(&mut steps)?;
+        self.schedule(microbatches, &mut steps)?;
         update::finish(&mut self, scalars, &mut steps)?;
         let mut evaluate = Vec::new();
         update::begin_evaluation(&mut self, &mut evaluate);
-        for microbatch in 0..self.plan.microbatch_count {
+        for microbatch in 0..microbatches {
             self.forward(microbatch, Pass::Evaluation, &mut evaluate);
         }
         update::reduce_loss(&mut self, &mut evaluate);
@@ -214,9 +231,9 @@ impl<'a> Class<'a> {
         Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
     }
 
-    fn schedule(&mut self, steps: &mut Vec<Step>) -> Result<(), String> {
-        let Plan { mesh, microbatch_count, schedule, .. } = self.plan;
-        for turn in turns(*schedule, [self.stage, mesh.pp], *microbatch_count) {
+    fn schedule(&mut self, microbatches: usize, steps: &mut Vec<Step>) -> Result<(), String> {
+        let Plan { mesh, schedule, .. } = self.plan;
+        for turn in turns(*schedule, [self.stage, mesh.pp], microbatches) {
             match turn {
                 Turn::Forward(microbatch) => self.forward(microbatch, Pass::Training, steps),
                 Turn::Backward(microbatch) => self.backward(microbatch, steps)?,
