@@ -21,7 +21,7 @@ use crate::link::Link;
 use crate::shard::{Rates, Request, shard};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What options are weighed by where no device is known: an accelerator of 100 TFLOP/s and 1 TB/s,
 /// with links of 100 GB/s. Chosen: round numbers whose ratios are those of today's nodes.

@@ -37,7 +37,7 @@ pub mod profile;
 pub mod workload;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use ir::{Diagnostic, Span};
 use serde::Serialize;
@@ -250,6 +250,11 @@ impl<'a> Estimator<'a> {
     /// with.
     pub fn peak_flops(&self) -> f64 {
         self.peak_flops
+    }
+
+    /// Bytes of a device beside what programs allocate: context, libraries, communicators.
+    pub fn reserve_bytes(&self) -> f64 {
+        self.profile.reserve_bytes
     }
 
     /// The workload.

@@ -5,7 +5,8 @@
 //! diagnostic that says in numbers why there is none.
 //!
 //! Invariants:
-//! * The memory of a plan is that of its compiled programs; nothing is estimated.
+//! * The memory of a plan is that of its compiled programs wherever it can be compiled; where it is
+//!   an estimate, the answer says so.
 //! * The plan is the fastest one of the space, unless the answer says that it was cut off. Budgets
 //!   are counted, so that equal jobs have byte-identical plans.
 //! * [`check`] calls neither [`mod@shard`] nor [`search`].
@@ -19,7 +20,7 @@
 //! closed form; [`tools`] is what others execute; [`mod@shard`] splits the inside of layers, and
 //! [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long, [`footprint`]
 //! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`search`] where
-//! there are too many; [`check`] doubts; [`explain`] and [`fit`] tell, and [`goodput`] says what
+//! there are too many, and [`finalists`] compiles what it answers with; [`check`] doubts; [`explain`] and [`fit`] tell, and [`goodput`] says what
 //! failures leave of a run.
 //!
 //! # Diagnostics
@@ -82,6 +83,7 @@ pub mod footprint;
 pub mod limits;
 pub mod compiled;
 pub mod search;
+pub mod finalists;
 
 pub mod check;
 pub mod explain;

@@ -10,7 +10,7 @@ use crate::compiled::tests::cluster;
 
 mod wide;
 
-const SAMPLES: usize = 96;
+pub(crate) const SAMPLES: usize = 96;
 
 fn imported(config: &str) -> Module {
     let description = read_config("config.json", config, "test").unwrap();
@@ -19,7 +19,7 @@ fn imported(config: &str) -> Module {
 }
 
 /// Twelve layers of GPT-2.
-fn gpt2() -> Module {
+pub(crate) fn gpt2() -> Module {
     imported(
         r#"{"model_type": "gpt2", "n_layer": 12, "n_head": 4, "n_embd": 32, "n_positions": 32,
             "vocab_size": 64, "bos_token_id": null, "eos_token_id": null}"#,
@@ -27,7 +27,7 @@ fn gpt2() -> Module {
 }
 
 /// Twelve layers of Llama, whose heads share keys.
-fn llama() -> Module {
+pub(crate) fn llama() -> Module {
     imported(
         r#"{"model_type": "llama", "num_hidden_layers": 12, "num_attention_heads": 4,
             "num_key_value_heads": 2, "hidden_size": 32, "intermediate_size": 48,
@@ -35,11 +35,11 @@ fn llama() -> Module {
     )
 }
 
-fn prepared(module: Module) -> Module {
+pub(crate) fn prepared(module: Module) -> Module {
     codegen::prepare::prepare_training(module, "loss").unwrap()
 }
 
-fn purpose(module: &Module) -> Purpose<'_> {
+pub(crate) fn purpose(module: &Module) -> Purpose<'_> {
     Purpose {
         module,
         entry: "loss",
@@ -55,7 +55,7 @@ fn purpose(module: &Module) -> Purpose<'_> {
 }
 
 /// A random name that fits 12 layers of 4 heads; no word of it says what another says already.
-fn draw(seed: u64) -> Configuration {
+pub(crate) fn draw(seed: u64) -> Configuration {
     let mut state = seed;
     let mut below = |count: usize| {
         state = mix(state.wrapping_add(0x9e37));

@@ -11,11 +11,11 @@ use crate::machine::Machine;
 use crate::origin::Origin;
 use crate::validate::{Compared, Errors, Summary, summarise};
 
-pub(super) fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
 }
 
-pub(super) fn gpt3() -> Workload {
+pub(crate) fn gpt3() -> Workload {
     let shape = Shape {
         name: "gpt3-175b".into(),
         layers: 96,
