@@ -200,6 +200,7 @@ impl Lowering<'_> {
             recomputed.add(self.profile.selective, item, &part);
             sum.add(&part);
             sum.saved += self.kept_result(items, at, &part);
+            sum.saved -= self.norm_result(items, at, &part);
             working = working.max(part.working);
             freed = freed.max(part.freed);
         }
@@ -241,6 +242,26 @@ impl Lowering<'_> {
             late_bytes: sum.late,
             parameters: sum.parameters[0],
             expert_parameters: sum.parameters[1],
+        }
+    }
+
+    /// Bytes of the input that a product or an adapter keeps, where that is the result of a norm,
+    /// which is computed again.
+    fn norm_result(&self, items: &[Item], at: usize, part: &Lowered) -> f64 {
+        let is_norm = |item: Option<&Item>| matches!(item, Some(Item::Norm { .. }));
+        let is_product = |item: &Item| matches!(item, Item::Product { .. } | Item::Adapter { .. });
+        let before = &items[..at];
+        if !self.profile.recomputes_rows {
+            return 0.0;
+        }
+        if matches!(items[at], Item::Product { .. }) && is_norm(before.last()) {
+            return part.saved;
+        }
+        let Item::Adapter { k, .. } = items[at] else { return 0.0 };
+        if is_norm(before.iter().rfind(|item| !is_product(item))) {
+            (self.stream_tokens() * f64::from(k) * self.e()).min(part.saved)
+        } else {
+            0.0
         }
     }
 
@@ -438,7 +459,8 @@ impl Lowering<'_> {
         lowered.backward_launches += self.profile.tensor_operations;
     }
 
-    /// Keeps its result: what it rotates is part of a larger value, which stays.
+    /// Keeps its result: what it rotates is part of a larger value, which stays. Where only the
+    /// result is kept, that is what attention keeps.
     fn rope(&self, width: u32) -> Lowered {
         let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
         let bytes = elements * 2.0 * self.e();
@@ -448,7 +470,7 @@ impl Lowering<'_> {
             backward: self.rows(bytes) * kernels,
             forward_launches: kernels,
             backward_launches: kernels,
-            saved: elements * self.e(),
+            saved: if self.profile.recomputes_rows { 0.0 } else { elements * self.e() },
             ..Lowered::default()
         }
     }

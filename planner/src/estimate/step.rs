@@ -18,7 +18,7 @@ use super::host::DISK_BYTES_PER_S;
 use super::memory::Memory;
 use super::network::{Group, INNER_INTERFERENCE};
 use super::price::Prices;
-use super::profile::Whole;
+use super::profile::{Profile, Whole};
 use super::stage::{Run, Stage, hold, runs, stage};
 use super::terms::Terms;
 use super::{bubble, interleaved};
@@ -270,7 +270,9 @@ impl Terms<'_> {
         let kept = stage.saved * (in_flight - 1.0);
         let activations_bytes =
             kept * on_device(c.offload.activations) + stage.saved + stage.sent * in_flight;
-        let working = stage.working.max(stage.end_working);
+        // Each is at its peak when the other is not there.
+        let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
+        let working = stage.working.max(stage.end_working).max(pieces);
         // Of what the allocator holds for these, a share is of no use.
         let fragmentation = self.profile.stated.fragmentation;
         let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
@@ -292,6 +294,18 @@ impl Terms<'_> {
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),
         }
+    }
+
+    /// Bytes of the pieces of gradients and weights that an update over sharded states makes, of
+    /// `parameters` parameters of which a rank updates `shards`.
+    fn piece_bytes(&self, c: &Configuration, [parameters, shards]: [f64; 2]) -> f64 {
+        let Profile { weight_bytes, gradient_bytes, updates_in_pieces, .. } = *self.profile;
+        if !updates_in_pieces || c.zero.stage != 1 || shards >= parameters {
+            return 0.0;
+        }
+        // Narrow weights are rounded from what is updated.
+        let rounded = if weight_bytes < gradient_bytes { weight_bytes } else { 0.0 };
+        shards * (gradient_bytes + rounded)
     }
 
     /// Bytes of moments that are not as many for each parameter, of a shard where the optimizer

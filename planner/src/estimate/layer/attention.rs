@@ -101,12 +101,16 @@ impl Lowering<'_> {
         let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
         let around = self.profile.around_attention;
         let copied = |bytes: f64| self.rates.rows_s(bytes * elements);
+        let saved = batch * rows * 4.0;
+        let result = batch * rows * v * self.e();
         Lowered {
             forward: attention(forward_s + copied(around.forward_bytes)),
             backward: attention(backward_s + copied(around.backward_bytes)),
             forward_launches: 2.0 + around.forward_launches,
             backward_launches: 3.0 + around.backward_launches,
-            saved: batch * rows * 4.0,
+            saved,
+            // The product after it keeps its result.
+            saved_attention: if self.profile.recomputes_rows { saved + result } else { 0.0 },
             ..Lowered::default()
         }
     }

@@ -57,6 +57,8 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
     balances_stages: false,
     usual_recompute: "none",
     usual_zero: 3,
+    recomputes_rows: false,
+    updates_in_pieces: false,
     keeps_sent: false,
     usual_sequence_parallel: false,
     fabric: "infiniband",
