@@ -105,19 +105,23 @@ fn deadline(step_s: Option<f64>) -> Duration {
 /// # Errors
 /// Those of [`ir::import::resolve`]; `E5010` for a model of which only the shape is known.
 pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
-    let path = model.as_ref();
-    let resolved = ir::import::resolve(path).map_err(|wrong| {
+    let resolved = resolve_quietly(model.as_ref())?;
+    for warning in &resolved.description.warnings {
+        output::note(&failure::draw(warning));
+    }
+    Ok(resolved)
+}
+
+/// As [`resolve`], of a description whose warnings were said.
+fn resolve_quietly(path: &Path) -> Result<Resolved, Vec<Diagnostic>> {
+    ir::import::resolve(path).map_err(|wrong| {
         let name = path.to_str().filter(|_| !path.exists());
         let known = name.filter(|name| planner::search::models::published(name).is_some());
         let Some(model) = known else { return wrong };
         let headline = format!("`{model}` can be planned but not built: it has no importer yet");
         let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
         vec![Diagnostic::error("E5010", Span::of(model), headline).help(help)]
-    })?;
-    for warning in &resolved.description.warnings {
-        output::note(&failure::draw(warning));
-    }
-    Ok(resolved)
+    })
 }
 
 /// Description to model: the functions to compute and the weights that they take.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ir::import::{Model, Options};
+use ir::import::{Description, Model, Options};
 use ir::plan::Prediction;
 use ir::{Diagnostic, Module, Plan, Span};
 use planner::configuration::Configuration;
@@ -45,21 +45,45 @@ pub struct Wanted<'a> {
 /// Those of the model, which has to be one that can be built; `E5010` for a type that plans do not
 /// hold; those of [`elaborate`].
 pub fn plan(name: &Configuration, wanted: &Wanted<'_>) -> Result<Plan, Failure> {
-    let precision = types(wanted.dtype)?;
-    let (model, module) = build(wanted.model, wanted.seq, precision)?;
-    let purpose = Purpose {
-        module: &module,
-        entry: LOSS,
-        model: model.name.clone(),
-        cluster: wanted.cluster.clone(),
-        global_batch_size: wanted.global_batch_size,
-        seq: wanted.seq,
-        precision,
-        optimizer: job::ADAMW,
-        clip: Some(1.0),
-        predictions: wanted.predictions.clone(),
-    };
-    Ok(elaborate(name, &purpose)?)
+    let built = Built::of(wanted)?;
+    Ok(elaborate(name, &built.purpose(wanted))?)
+}
+
+/// A model, and its module as plans of it are compiled.
+#[derive(Clone, Debug)]
+pub struct Built {
+    model: Model,
+    module: Module,
+    precision: ir::precision::Precision,
+}
+
+impl Built {
+    /// Builds the model that is wanted. What its description warns of is not repeated.
+    ///
+    /// # Errors
+    /// Those of [`plan`], but for its name's.
+    pub fn of(wanted: &Wanted<'_>) -> Result<Built, Failure> {
+        let precision = types(wanted.dtype)?;
+        let description = crate::resolve_quietly(wanted.model)?.description;
+        let (model, module) = build(&description, wanted.seq, precision)?;
+        Ok(Built { model, module, precision })
+    }
+
+    /// What plans of the model are for.
+    pub fn purpose(&self, wanted: &Wanted<'_>) -> Purpose<'_> {
+        Purpose {
+            module: &self.module,
+            entry: LOSS,
+            model: self.model.name.clone(),
+            cluster: wanted.cluster.clone(),
+            global_batch_size: wanted.global_batch_size,
+            seq: wanted.seq,
+            precision: self.precision,
+            optimizer: job::ADAMW,
+            clip: Some(1.0),
+            predictions: wanted.predictions.clone(),
+        }
+    }
 }
 
 /// The roles of training in a type, as on GPUs where nothing else is said.
@@ -77,13 +101,17 @@ fn types(dtype: Precision) -> Result<ir::precision::Precision, Diagnostic> {
 
 /// A model, and its module as it is compiled.
 fn build(
-    model: &Path,
+    description: &Description,
     seq: usize,
     precision: ir::precision::Precision,
 ) -> Result<(Model, Module), Failure> {
-    let description = crate::resolve(model)?.description;
     let (dtype, dropout) = (precision.accumulate, None);
-    let model = crate::import(&description, &Options { seq, dtype, dropout, documents: false })?;
+    if let Some(own) = job::graph_dtype(description).filter(|own| *own != dtype) {
+        let headline = format!("the graph is written in {own}, and sums are of {dtype}");
+        let help = format!("write it in {dtype}: its element types by role are the plan's");
+        return Err(Diagnostic::error("E5010", Span::of("graph"), headline).help(help).into());
+    }
+    let model = crate::import(description, &Options { seq, dtype, dropout, documents: false })?;
     let module = codegen::prepare::prepare_planning_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }
@@ -106,7 +134,8 @@ pub struct Read {
 pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failure> {
     let plan = ir::text::parse_plan(path, text)?;
     let named = Path::new(&plan.model);
-    let found = build(model.unwrap_or(named), plan.seq, plan.precision);
+    let found = crate::resolve(model.unwrap_or(named)).map_err(Failure::from);
+    let found = found.and_then(|found| build(&found.description, plan.seq, plan.precision));
     let (built, module) = match (found, model) {
         (Ok(built), _) => built,
         (Err(failure), Some(_)) => return Err(failure),

@@ -219,7 +219,7 @@ pub struct Plan {
     /// Parts of a step in seconds, which sum to it.
     pub breakdown: StepParts,
     /// On GPUs: bytes of the fullest device, by what holds them.
-    pub memory: Option<Memory>,
+    pub memory: Option<DeviceMemory>,
     /// Bytes of a device for a job, or of the fullest place on CPUs.
     pub have_bytes: f64,
     /// By which share the best possible plan may be better, at most.
@@ -245,6 +245,34 @@ pub struct Plan {
     pub decision_hash: Option<String>,
     /// On GPUs: how the program is assumed to execute.
     pub executor: Option<Executor>,
+}
+
+/// What the bytes of a device are known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MemorySource {
+    /// The compiled program.
+    Compiled,
+    /// The closed form.
+    Estimate,
+}
+
+/// Bytes of the fullest device, by what holds them.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct DeviceMemory {
+    /// What they are known from.
+    pub from: MemorySource,
+    /// The bytes.
+    #[serde(flatten)]
+    pub bytes: Memory,
+    /// Of a compiled program: those of working_bytes that only operands of collectives take.
+    pub communication_bytes: Option<f64>,
+    /// Of a compiled program: what it allocates, as one block.
+    pub arena_bytes: Option<u64>,
+    /// Of a compiled program: what the closed form expects instead.
+    pub expected: Option<Memory>,
+    /// Why no program is compiled: what none carries out yet, in words.
+    pub not_compiled: Option<String>,
 }
 
 /// Where a step goes.
@@ -338,8 +366,8 @@ pub struct Score {
     pub have_bytes: f64,
     /// Whether it fits.
     pub fits: bool,
-    /// Bytes by what holds them.
-    pub memory: Memory,
+    /// Bytes of the fullest device, by what holds them.
+    pub memory: DeviceMemory,
     /// Names in the file that were not used.
     pub left_out: Vec<String>,
     /// How the file was read, where that is not plain.
@@ -440,6 +468,8 @@ pub struct SpaceFit {
     pub rows: Vec<StrategyRow>,
     /// The fastest strategy that fits, or else any plan that does.
     pub fastest: Option<PlanRow>,
+    /// Bytes of that plan's fullest device, by what holds them; those of rows are estimates.
+    pub memory: Option<DeviceMemory>,
     /// Where nothing fits, the plan that needs the least: text, rank, need_bytes, memory.
     pub smallest: Option<Object>,
     /// Where nothing fits, what does: change, devices, and the plan as in smallest.

@@ -1,8 +1,9 @@
 //! `plan`, `fit` and `explain` where ranks are GPUs: answered by the search over the whole space,
-//! in closed form, without compiling.
+//! in closed form; of what is answered, the program is compiled for its memory.
 
 pub mod explain;
 mod fewer;
+pub mod finalists;
 mod launch;
 pub mod fit;
 pub mod groups;
@@ -12,6 +13,7 @@ pub mod what_if;
 use std::time::Instant;
 
 use codegen::executable::Features;
+use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use ir::plan::Prediction;
 use ir::{DType, Diagnostic, Span};
@@ -25,6 +27,7 @@ use planner::estimate::workload::{Frozen, Workload};
 
 use planner::estimate::profile::{self, Profile, Stated};
 use planner::estimate::{self, Estimate, Estimator, Job};
+use planner::finalists::{Finalists, Held};
 use planner::search::branch_and_bound::{Budget, Objective};
 use planner::search::events::replayed_s;
 use planner::search::frontier::{frontier, smallest};
@@ -32,6 +35,7 @@ use planner::search::request::{Chosen, EVALUATIONS_MAX, SearchRequest, SearchRes
 use planner::tools::{Form, Sizes, Target};
 use serde_json::json;
 
+use self::finalists::{device_memory, memory_lines, needs, oversized_lines};
 use crate::cache;
 use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
@@ -492,8 +496,9 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
 
 /// What `plan` prints.
 fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
-    let answer = best_answer(subject, args)?;
-    let whole = || whole_plan(subject, &args.asked, &answer.best[0]);
+    let mut answer = best_answer(subject, args)?;
+    let found = finalists::settle(subject, &args.asked, args.objective, &mut answer)?;
+    let whole = || whole_plan(subject, &args.asked, &answer.best[0], &found.held);
     if let Some(path) = &args.output {
         let ends_in = |name: &str| path.path().extension().is_some_and(|own| own == name);
         match subject.target.filter(|_| !ends_in("json") && !ends_in("plan")) {
@@ -503,7 +508,7 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
             }
             None => {
                 let text = match ends_in("json") {
-                    true => format!("{:#}\n", document(subject, &answer).to_json()),
+                    true => format!("{:#}\n", document(subject, &answer, &found.held).to_json()),
                     false => whole()?,
                 };
                 std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
@@ -513,41 +518,51 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
     }
     let text = match args {
         PlanArgs { asked: RequestFlags { json: true, .. }, .. } => {
-            format!("{:#}", document(subject, &answer).to_json())
+            format!("{:#}", document(subject, &answer, &found.held).to_json())
         }
         PlanArgs { plan: true, .. } => whole()?,
         PlanArgs { name: true, .. } => answer.best[0].configuration.to_string(),
-        _ => page(subject, &answer, args.objective),
+        _ => page(subject, &answer, &found, args.objective),
     };
     Ok((Exit::Success, text))
 }
 
 /// The text of the plan that a configuration is the name of, with what is predicted of it.
-fn whole_plan(subject: &Subject, asked: &RequestFlags, chosen: &Chosen) -> Result<String, Failure> {
+fn whole_plan(
+    subject: &Subject,
+    asked: &RequestFlags,
+    chosen: &Chosen,
+    held: &Result<Held, NotYet>,
+) -> Result<String, Failure> {
     let Estimate { step_time_s, step_time_low_s, step_time_high_s, memory, .. } = chosen.estimate;
-    let numbers = [
-        ("step_time_s", step_time_s),
-        ("step_time_low_s", step_time_low_s),
-        ("step_time_high_s", step_time_high_s),
-        ("peak_mem_bytes", memory.total_bytes()),
+    let mut numbers = vec![
+        ("step_time_s", step_time_s, "fitted"),
+        ("step_time_low_s", step_time_low_s, "fitted"),
+        ("step_time_high_s", step_time_high_s, "fitted"),
     ];
-    let prediction = |(name, value): (&str, f64)| {
-        (name.to_owned(), Prediction { value, origin: "fitted".to_owned() })
+    match held {
+        Ok(held) => numbers.extend([
+            ("peak_mem_bytes", held.total_bytes(), "derived"),
+            ("arena_bytes", held.footprint.arena as f64, "derived"),
+        ]),
+        Err(_) => numbers.push(("peak_mem_bytes", memory.total_bytes(), "fitted")),
+    }
+    let prediction = |(name, value, origin): (&str, f64, &str)| {
+        (name.to_owned(), Prediction { value, origin: origin.to_owned() })
     };
-    let wanted = Wanted {
-        model: asked.model.path(),
-        cluster: subject.cluster.describe(),
-        global_batch_size: subject.global_batch as usize,
-        seq: subject.seq as usize,
-        dtype: subject.dtype,
-        predictions: numbers.into_iter().map(prediction).collect(),
-    };
+    let predictions = numbers.into_iter().map(prediction).collect();
+    let wanted = Wanted { predictions, ..subject.wanted(asked.model.path()) };
     Ok(planned::plan(&chosen.configuration, &wanted)?.to_string())
 }
 
 /// Decisions of a configuration that no program of this release carries out, in words.
 pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
-    let decisions = Features {
+    features(c).lacking()
+}
+
+/// The decisions of a configuration that some device may be unable to carry out.
+fn features(c: &Configuration) -> Features {
+    Features {
         on_gpus: true,
         cp: c.cp as usize,
         ep: c.ep as usize,
@@ -557,8 +572,7 @@ pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
         data_ranks: (c.dp * c.cp) as usize,
         rounds_gradients: false,
         offload: c.offload,
-    };
-    decisions.lacking()
+    }
 }
 
 fn row(subject: &Subject, chosen: &Chosen, have: f64) -> impl Iterator<Item = String> {
@@ -578,7 +592,7 @@ fn row(subject: &Subject, chosen: &Chosen, have: f64) -> impl Iterator<Item = St
     row.into_iter().chain(subject.joules(&chosen.estimate).map(output::joules))
 }
 
-fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
+fn page(subject: &Subject, answer: &SearchResult, found: &Finalists, aim: Aim) -> String {
     let best = &answer.best[0];
     let unit = if subject.seq == 1 { "samples/s" } else { "tokens/s" };
     let energy = subject.power().map(|_| "energy");
@@ -598,9 +612,11 @@ fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
         }
         text += &format!("\nfaster, and too large\n{}", table.text());
     }
+    text += &format!("\n{}", oversized_lines(&found.oversized, answer.have_bytes));
+    text += &memory_lines(&best.estimate.memory, &found.held);
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
-    text += "\n80% of such predictions hold: ";
+    text += "80% of such predictions hold: ";
     text += &format!("a step takes {low} to {high}; {unit} are of one device\n");
     if aim == Aim::Time {
         text += &ties(answer, step_time_high_s);
@@ -689,12 +705,17 @@ pub fn plan_row(subject: &Subject, chosen: &Chosen) -> PlanRow {
     }
 }
 
-fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
+fn document(
+    subject: &Subject,
+    answer: &SearchResult,
+    held: &Result<Held, NotYet>,
+) -> documents::Plan {
     let best = &answer.best[0];
+    let (peak_mem_bytes, fits) = needs(best, held, answer.have_bytes);
     let rows =
         |all: &[Chosen]| all.iter().map(|chosen| plan_row(subject, chosen)).collect::<Vec<_>>();
     documents::Plan {
-        row: plan_row(subject, best),
+        row: PlanRow { peak_mem_bytes, fits, ..plan_row(subject, best) },
         model: subject.work.name.clone(),
         params: subject.work.parameters(),
         layers: subject.work.depth().into(),
@@ -711,7 +732,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         flops_per_step: Some(subject.counted_flops()),
         simulated_step_time_s: subject.simulated_s(&best.estimate),
         breakdown: StepParts::Devices(best.estimate.breakdown),
-        memory: Some(best.estimate.memory),
+        memory: Some(device_memory(&best.estimate.memory, held)),
         have_bytes: answer.have_bytes,
         gap: answer.gap,
         bound_s: answer.bound_s,

@@ -2,6 +2,7 @@
 
 pub mod read;
 
+use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
@@ -12,6 +13,7 @@ use planner::estimate::profile::{self, PROFILES, Profile, Stated};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
+use planner::finalists::Held;
 use planner::limits::Limits;
 use planner::search::groups;
 use planner::search::request::EVALUATIONS_MAX;
@@ -20,12 +22,14 @@ use serde_json::Value;
 
 use self::read::{DecoderSizes, Known, Launched, Layout, OfGroups};
 use crate::argument::{PathArg, length, positive};
-use crate::documents::{self, Document};
+use crate::documents::{self, DeviceMemory, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
+use crate::planned::Wanted;
 use crate::verbs::assume::{self, Assumed};
 use crate::verbs::flags::Served;
+use crate::verbs::gpus::finalists::{ADAPTERS, Programs, STATED, device_memory, memory_lines};
 use crate::verbs::gpus::groups::Mixed;
 use crate::verbs::gpus::groups::page::{document, fits, page};
 use crate::verbs::gpus::{
@@ -181,10 +185,31 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let job = Job { global_batch: batch.into(), arithmetic };
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
-    let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+    let wanted = Wanted {
+        model: args.model.path(),
+        cluster: cluster.describe(),
+        global_batch_size: batch as usize,
+        seq: tokens as usize,
+        dtype,
+        predictions: Default::default(),
+    };
+    let obstacles = [
+        (profile.name != profile::GANTLINE.name, format!("programs of {}", profile.name)),
+        (args.for_tool.is_some(), "programs of other tools".to_owned()),
+        (!profile.stated.is_empty(), STATED.to_owned()),
+        (args.lora.is_some(), ADAPTERS.to_owned()),
+    ];
+    let programs = Programs::new(wanted, estimator.reserve_bytes(), &obstacles);
+    let held = programs.held(&estimate.configuration);
+    let fits = match &held {
+        Ok(held) => held.total_bytes(),
+        Err(_) => estimate.memory.total_bytes(),
+    } <= estimator.memory_bytes;
     let profile = assumed(profile, arithmetic, &work);
     let answer = Answer {
         padding: estimator.padding(&configuration)?,
+        memory: device_memory(&estimate.memory, &held),
+        held,
         estimate,
         fits,
         have_bytes: estimator.memory_bytes,
@@ -429,6 +454,8 @@ fn products(
 
 struct Answer {
     estimate: Estimate,
+    memory: DeviceMemory,
+    held: Result<Held, NotYet>,
     padding: Option<Padding>,
     work: Workload,
     fits: bool,
@@ -472,10 +499,11 @@ impl Answer {
         let verdict = if self.fits { "fits" } else { "does not fit" };
         text += &format!(
             "memory  {} of {} on stage {}: {verdict}\n",
-            output::bytes(found.memory.total_bytes() as u64),
+            output::bytes(self.memory.bytes.total_bytes() as u64),
             output::bytes(self.have_bytes as u64),
-            found.memory.stage
+            self.memory.bytes.stage
         );
+        text += &memory_lines(&found.memory, &self.held);
         text += &padding_line(self.padding, found.configuration.tp);
         text += &assumption_lines(&self.work);
         text.push('\n');
@@ -488,7 +516,7 @@ impl Answer {
         }
         text += &table.text();
         let mut table = Table::new(["what holds the memory", "bytes"]);
-        for (name, bytes) in found.memory.parts() {
+        for (name, bytes) in self.memory.bytes.parts() {
             if bytes > 0.0 {
                 table.row([name.to_owned(), output::bytes(bytes as u64)]);
             }
@@ -515,10 +543,10 @@ impl Answer {
             tokens_per_s_per_device: self.tokens / found.step_time_s / self.ranks(),
             mfu: self.mfu(),
             breakdown: found.breakdown,
-            peak_mem_bytes: found.memory.total_bytes(),
+            peak_mem_bytes: self.memory.bytes.total_bytes(),
             have_bytes: self.have_bytes,
             fits: self.fits,
-            memory: found.memory,
+            memory: self.memory.clone(),
             assumptions: self.work.assumptions.clone(),
             vocabulary_padding: self.padding,
             left_out: self.layout.left_out.clone(),

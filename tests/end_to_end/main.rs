@@ -38,6 +38,7 @@ mod documents;
 mod exports;
 mod families;
 mod faults;
+mod footprints;
 mod foreign;
 mod fusions;
 mod graphs;

@@ -1,12 +1,16 @@
 //! `explain` where ranks are GPUs: where a step goes, why not a neighbour, what memory is worth.
 
+use super::finalists::{self, Programs, needs, oversized_lines};
 use super::{check_model, signed};
+use codegen::footprint::NotYet;
 use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
+use planner::estimate::memory::Memory;
 use planner::estimate::{Estimate, Estimator};
+use planner::finalists::{Finalists, Held};
 use planner::limits::Limits;
 use planner::search::neighbours::searched_again;
 use planner::search::request::{Chosen, SearchResult, search};
@@ -68,6 +72,8 @@ struct Explained {
     fastest: Option<Chosen>,
     /// Why there is no fastest plan.
     none: Option<Diagnostic>,
+    /// What became of the finalists.
+    finalists: Finalists,
 }
 
 /// The fastest plan, or a given one beside it, though nothing that is asked for fits.
@@ -78,7 +84,9 @@ fn explained(
 ) -> Result<Explained, Failure> {
     let found = answer(subject, asked);
     let Some(configuration) = given else {
-        return Ok(Explained { answer: found?, fastest: None, none: None });
+        let mut answer = found?;
+        let finalists = finalists::settle(subject, asked, Aim::Time, &mut answer)?;
+        return Ok(Explained { answer, fastest: None, none: None, finalists });
     };
     subject.check_expressible("--plan", &configuration)?;
     let estimator = subject.estimator()?;
@@ -86,16 +94,19 @@ fn explained(
     let have_bytes = estimator.memory_bytes;
     let fits = estimate.memory.total_bytes() <= have_bytes;
     let step_s = estimate.step_time_s;
-    let given = Chosen { configuration: estimate.configuration.clone(), estimate, fits };
+    let mut given = Chosen { configuration: estimate.configuration.clone(), estimate, fits };
+    let held = Programs::of(subject, asked)?.held(&given.configuration);
+    (_, given.fits) = needs(&given, &held, have_bytes);
+    let finalists = Finalists { held, oversized: Vec::new() };
     match found {
         Ok(mut answer) => {
             answer.gap = answer.bound_s.map(|bound_s| step_s / bound_s - 1.0);
             let fastest = Some(std::mem::replace(&mut answer.best[0], given));
-            Ok(Explained { answer, fastest, none: None })
+            Ok(Explained { answer, fastest, none: None, finalists })
         }
         Err(failure) => {
             let answer = SearchResult::alone(given, have_bytes);
-            Ok(Explained { answer, fastest: None, none: Some(failure.into_no()?) })
+            Ok(Explained { answer, fastest: None, none: Some(failure.into_no()?), finalists })
         }
     }
 }
@@ -120,7 +131,8 @@ fn explanation(
     let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
     text += &explained.verdict(&asked.all_limits()?);
     text.push('\n');
-    text += &parts(estimate, answer.have_bytes);
+    text += &parts(estimate, &explained.finalists.held, answer.have_bytes);
+    text += &oversized_lines(&explained.finalists.oversized, answer.have_bytes);
     text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
     text += "\nWhy not, with all else as it is, and at its best…\n";
     let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
@@ -181,7 +193,7 @@ fn document(
     neighbours: &[Neighbour],
     resized: &[Resized],
 ) -> Value {
-    let Explained { answer, fastest, none } = explained;
+    let Explained { answer, fastest, none, finalists } = explained;
     let best = &answer.best[0];
     let neighbour = |neighbour: &Neighbour| documents::Neighbour {
         row: plan_row(subject, &neighbour.chosen),
@@ -194,7 +206,7 @@ fn document(
         json!({"memory_bytes": other.memory_bytes, "best": plan})
     };
     let document = documents::SpaceExplain {
-        plan: super::document(subject, answer),
+        plan: super::document(subject, answer, &finalists.held),
         neighbours: neighbours.iter().map(neighbour).collect(),
         fastest: fastest.as_ref().map(|found| plan_row(subject, found)),
         infeasible: none.as_ref().map(|none| none.headline.clone()),
@@ -205,7 +217,7 @@ fn document(
 }
 
 /// Where the time and the memory of a step go.
-fn parts(estimate: &Estimate, have: f64) -> String {
+fn parts(estimate: &Estimate, held: &Result<Held, NotYet>, have: f64) -> String {
     let total = estimate.step_time_s;
     let mut text = format!("Where a step goes ({})\n", Seconds(total));
     for (name, seconds) in estimate.breakdown.parts().iter().filter(|(_, s)| *s > 0.0) {
@@ -215,14 +227,24 @@ fn parts(estimate: &Estimate, have: f64) -> String {
         text += format!("  {name:<12}{time:>10} {:>6.1}%  {bar}", 100.0 * share).trim_end();
         text.push('\n');
     }
-    let need = Bytes(estimate.memory.total_bytes() as u64);
-    let have = Bytes(have as u64);
-    text += &format!(
-        "Memory {need} of {have}; what a device of stage {} holds:\n",
-        estimate.memory.stage
-    );
-    for (name, bytes) in estimate.memory.parts() {
-        text += &format!("  {name:<13}{:>11}\n", Bytes(bytes as u64).to_string());
+    text + &held_parts(&estimate.memory, held, have)
+}
+
+/// What a device holds: under the compiled program beside the closed form, where there is one.
+fn held_parts(expected: &Memory, held: &Result<Held, NotYet>, have: f64) -> String {
+    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
+    let compiled = held.as_ref().ok().map(Held::memory);
+    let memory = compiled.as_ref().unwrap_or(expected);
+    let (need, stage) = (bytes(memory.total_bytes()), memory.stage);
+    let both = if held.is_ok() { ", compiled and in closed form" } else { "" };
+    let mut text =
+        format!("Memory {need} of {}; what a device of stage {stage} holds{both}:\n", bytes(have));
+    for ((name, compiled), (_, expected)) in memory.parts().into_iter().zip(expected.parts()) {
+        let beside = held.as_ref().map_or(String::new(), |_| format!("{:>11}", bytes(expected)));
+        text += &format!("  {name:<13}{:>11}{beside}\n", bytes(compiled));
+    }
+    if let Err(why) = held {
+        text += &format!("In closed form; not compiled yet: {why}\n");
     }
     text
 }

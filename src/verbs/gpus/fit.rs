@@ -1,16 +1,19 @@
 //! `fit` where ranks are GPUs: what usual strategies need, and whether anything fits.
 
+use codegen::footprint::NotYet;
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Zero};
 use planner::estimate::Estimate;
+use planner::finalists::Held;
 use planner::search::request::Chosen;
 
+use super::finalists::{self, Programs, device_memory, memory_lines, needs};
 use super::{Subject, answer, groups, plan_row};
-use crate::documents::{self, Document, StrategyRow};
+use crate::documents::{self, Document, PlanRow, StrategyRow};
 use crate::failure::{Exit, Failure, fact, or_reason};
 use crate::output::{self, Table};
-use crate::verbs::flags::RequestFlags;
+use crate::verbs::flags::{Aim, RequestFlags};
 
 /// Answers `fit`: what usual strategies need, and the fastest of them that fits; any other plan
 /// where none does.
@@ -38,7 +41,12 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
             fits: estimate.memory.total_bytes() <= have,
         };
         let found = or_reason(found)?;
-        let fastest = found.as_ref().ok().map(|best| plan_row(&subject, best));
+        let fastest = found.as_ref().ok().map(|(best, held)| {
+            let (peak_mem_bytes, fits) = needs(best, held, have);
+            PlanRow { peak_mem_bytes, fits, ..plan_row(&subject, best) }
+        });
+        let memory = found.as_ref().ok();
+        let memory = memory.map(|(best, held)| device_memory(&best.estimate.memory, held));
         let no = found.err();
         let of_no = |name: &str| no.as_ref().map(|no| fact(no, name)).unwrap_or_default();
         let document = documents::SpaceFit {
@@ -50,6 +58,7 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
             reason: no.as_ref().map(|no| no.headline.clone()),
             rows: rows.iter().map(strategy).collect(),
             fastest,
+            memory,
             smallest: of_no("smallest").as_object().cloned(),
             nearest: of_no("nearest").as_array().cloned().unwrap_or_default(),
             executor: Some(subject.executor()),
@@ -63,12 +72,14 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
     }
     let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     match found {
-        Ok(best) => {
-            let need = bytes(best.estimate.memory.total_bytes());
+        Ok((best, held)) => {
+            let (need, _) = needs(&best, &held, have);
+            let need = bytes(need);
             let seconds = Seconds(best.estimate.step_time_s);
             text += &format!("✓ fits: {}\n", best.configuration);
             text += &format!("  {need} of {}, {seconds} a step; ", bytes(have));
             text += "`plan` finds the fastest there is\n";
+            text += &memory_lines(&best.estimate.memory, &held);
             output::answer(&text);
             Ok(Exit::Success)
         }
@@ -100,23 +111,29 @@ fn strategies_table(rows: &[(String, Estimate)], have: f64) -> Table {
 }
 
 /// The fastest of the usual strategies that fits is answer enough; only where none fits, all other
-/// plans are tried.
+/// plans are tried. Strategies whose compiled programs do not fit are passed over.
 fn enough(
     subject: &Subject,
     asked: &RequestFlags,
     rows: &[(String, Estimate)],
     have: f64,
-) -> Result<Chosen, Failure> {
+) -> Result<(Chosen, Result<Held, NotYet>), Failure> {
     let usual = rows.iter().map(|(_, estimate)| estimate);
-    let usual = usual.filter(|estimate| estimate.memory.total_bytes() <= have);
-    match usual.min_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s)) {
-        Some(estimate) => Ok(Chosen {
-            configuration: estimate.configuration.clone(),
-            estimate: estimate.clone(),
-            fits: true,
-        }),
-        None => Ok(answer(subject, asked)?.best.swap_remove(0)),
+    let fits = |estimate: &&Estimate| estimate.memory.total_bytes() <= have;
+    let mut usual: Vec<&Estimate> = usual.filter(fits).collect();
+    usual.sort_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s));
+    let programs = Programs::of(subject, asked)?;
+    for estimate in usual {
+        let (configuration, estimate) = (estimate.configuration.clone(), estimate.clone());
+        let held = programs.held(&configuration);
+        let chosen = Chosen { configuration, estimate, fits: true };
+        if needs(&chosen, &held, have).1 {
+            return Ok((chosen, held));
+        }
     }
+    let mut answer = answer(subject, asked)?;
+    let settled = finalists::settle(subject, asked, Aim::Time, &mut answer)?;
+    Ok((answer.best.swap_remove(0), settled.held))
 }
 
 /// Strategies by their usual names, in micro-batches of one sample.

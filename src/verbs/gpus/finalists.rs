@@ -1,0 +1,207 @@
+//! The memory of answers about GPUs: that of their compiled programs, wherever there are some.
+
+use std::path::Path;
+
+use codegen::executable::Features;
+use codegen::footprint::NotYet;
+use kernels::Bytes;
+use planner::configuration::Configuration;
+use planner::estimate::memory::Memory;
+use planner::finalists::{Finalists, Held, Lowering, Oversized};
+use planner::search::request::{Chosen, SearchResult, search};
+
+use super::{Subject, features, question};
+use crate::documents::{DeviceMemory, MemorySource};
+use crate::failure::Failure;
+use crate::planned::{Built, Wanted};
+use crate::verbs::flags::{Aim, RequestFlags};
+
+/// What plans are compiled for.
+#[derive(Clone, Debug)]
+pub struct Programs<'a> {
+    wanted: Wanted<'a>,
+    /// Why no plan is compiled, whatever it decides.
+    none: Option<NotYet>,
+    reserve_bytes: f64,
+}
+
+fn not_yet(decision: impl Into<String>) -> NotYet {
+    NotYet { decision: decision.into() }
+}
+
+impl<'a> Programs<'a> {
+    /// Programs of a model as they are wanted, where a device has `reserve_bytes` beside them;
+    /// `obstacles` are what no program has, in words, each with whether it is wanted.
+    pub fn new(wanted: Wanted<'a>, reserve_bytes: f64, obstacles: &[(bool, String)]) -> Self {
+        let none = obstacles.iter().find(|(is_there, _)| *is_there);
+        let none = none.map(|(_, words)| not_yet(words.clone()));
+        Programs { wanted, none, reserve_bytes }
+    }
+
+    /// Programs for a subject.
+    pub fn of(subject: &Subject, asked: &'a RequestFlags) -> Result<Programs<'a>, Failure> {
+        let tool = subject.target.map_or(String::new(), |tool| tool.to_string());
+        let obstacles = [
+            (subject.target.is_some(), format!("programs of {tool}")),
+            (!subject.stated.is_empty(), STATED.to_owned()),
+            (asked.lora.is_some(), ADAPTERS.to_owned()),
+        ];
+        let reserve_bytes = subject.estimator()?.reserve_bytes();
+        Ok(Programs::new(subject.wanted(asked.model.path()), reserve_bytes, &obstacles))
+    }
+
+    /// What is in the way of a plan, as far as its name says.
+    fn obstacle(&self, c: &Configuration) -> Option<NotYet> {
+        let lacking = Features { on_gpus: false, ..features(c) }.lacking();
+        let lacking = (!lacking.is_empty()).then(|| not_yet(lacking.join(", ")));
+        self.none.clone().or(lacking)
+    }
+
+    fn built(&self, c: &Configuration) -> Result<Built, NotYet> {
+        match self.obstacle(c) {
+            Some(why) => Err(why),
+            None => Built::of(&self.wanted).map_err(|failure| match failure {
+                Failure::Input(wrong) => {
+                    wrong.into_iter().next().map_or_else(|| not_yet(""), NotYet::from)
+                }
+                Failure::World(error) => not_yet(error.to_string()),
+            }),
+        }
+    }
+
+    /// What the fullest device of a plan holds.
+    ///
+    /// # Errors
+    /// Why there is no program of it.
+    pub fn held(&self, c: &Configuration) -> Result<Held, NotYet> {
+        let built = self.built(c)?;
+        self.lowered(&mut Lowering::new(built.purpose(&self.wanted))?, c)
+    }
+
+    fn lowered(&self, lowering: &mut Lowering<'_>, c: &Configuration) -> Result<Held, NotYet> {
+        match self.obstacle(c) {
+            Some(why) => Err(why),
+            None => {
+                let footprint = lowering.footprint(c)?;
+                Ok(Held { footprint, reserve_bytes: self.reserve_bytes })
+            }
+        }
+    }
+}
+
+/// Says of a plan that facts of its executor are stated.
+pub const STATED: &str = "facts of the executor that `--assume` states";
+/// Says of a plan that it trains adapters.
+pub const ADAPTERS: &str = "low-rank adapters";
+
+/// Compiles the best plan of an answer. Where a time is minimised and its program does not fit, the
+/// answer becomes the next one that does.
+///
+/// # Errors
+/// `E3201` where no finalist's program fits.
+pub fn settle(
+    subject: &Subject,
+    asked: &RequestFlags,
+    aim: Aim,
+    answer: &mut SearchResult,
+) -> Result<Finalists, Failure> {
+    let programs = Programs::of(subject, asked)?;
+    let alone = |held| Finalists { held, oversized: Vec::new() };
+    let built = match programs.built(&answer.best[0].configuration) {
+        Ok(built) => built,
+        Err(why) => return Ok(alone(Err(why))),
+    };
+    let mut lowering = match Lowering::new(built.purpose(&programs.wanted)) {
+        Ok(lowering) => lowering,
+        Err(why) => return Ok(alone(Err(why))),
+    };
+    let mut lower = |c: &Configuration| programs.lowered(&mut lowering, c);
+    if !matches!(aim, Aim::Time | Aim::Cost | Aim::Energy) {
+        return Ok(alone(lower(&answer.best[0].configuration)));
+    }
+    let estimator = subject.estimator()?;
+    let mut search_within = |bytes: f64| {
+        let estimator = estimator.clone().limited(Some(bytes));
+        search(&question(subject, asked, &estimator, aim, &|| false).ok()?).ok()
+    };
+    let found = planner::finalists::settle(answer, &mut lower, &mut search_within)?;
+    if aim == Aim::Energy && !found.oversized.is_empty() {
+        // The bound that is kept is one of times.
+        answer.gap = None;
+    }
+    Ok(found)
+}
+
+/// The bytes that a plan is known to need, and whether these fit.
+pub fn needs(chosen: &Chosen, held: &Result<Held, NotYet>, have: f64) -> (f64, bool) {
+    match held {
+        Ok(held) => (held.total_bytes(), held.total_bytes() <= have),
+        Err(_) => (chosen.estimate.memory.total_bytes(), chosen.fits),
+    }
+}
+
+/// The memory of a plan as documents have it.
+pub fn device_memory(expected: &Memory, held: &Result<Held, NotYet>) -> DeviceMemory {
+    match held {
+        Ok(held) => DeviceMemory {
+            from: MemorySource::Compiled,
+            bytes: held.memory(),
+            communication_bytes: Some(held.footprint.communication as f64),
+            arena_bytes: Some(held.footprint.arena),
+            expected: Some(*expected),
+            not_compiled: None,
+        },
+        Err(why) => DeviceMemory {
+            from: MemorySource::Estimate,
+            bytes: *expected,
+            communication_bytes: None,
+            arena_bytes: None,
+            expected: None,
+            not_compiled: Some(why.to_string()),
+        },
+    }
+}
+
+fn bytes(bytes: f64) -> String {
+    Bytes(bytes as u64).to_string()
+}
+
+/// What a plan needs under its compiled program and by the closed form, in a line or two.
+pub fn memory_lines(expected: &Memory, held: &Result<Held, NotYet>) -> String {
+    let of_closed_form = format!("{} expected in closed form", bytes(expected.total_bytes()));
+    match held {
+        Ok(held) => {
+            let parts = held.memory().parts().into_iter().filter(|(_, held)| *held > 0.0);
+            let parts: Vec<_> =
+                parts.map(|(name, held)| format!("{name} {}", bytes(held))).collect();
+            let total = bytes(held.total_bytes());
+            format!("memory {total} compiled, {of_closed_form}\n  compiled: {}\n", parts.join(", "))
+        }
+        Err(why) => format!("memory {of_closed_form}; not compiled yet: {why}\n"),
+    }
+}
+
+/// A line for each plan that would be better and whose program does not fit.
+pub fn oversized_lines(oversized: &[Oversized], have: f64) -> String {
+    let line = |Oversized { chosen, held }: &Oversized| {
+        let [need, have] = [held.total_bytes(), have].map(bytes);
+        let expected = bytes(chosen.estimate.memory.total_bytes());
+        let name = &chosen.configuration;
+        format!("{name} does not fit: {need} compiled, of {have}, {expected} expected\n")
+    };
+    oversized.iter().map(line).collect()
+}
+
+impl Subject {
+    /// What plans of the subject are for, where MODEL is `model`.
+    pub fn wanted<'a>(&self, model: &'a Path) -> Wanted<'a> {
+        Wanted {
+            model,
+            cluster: self.cluster.describe(),
+            global_batch_size: self.global_batch as usize,
+            seq: self.seq as usize,
+            dtype: self.dtype,
+            predictions: Default::default(),
+        }
+    }
+}
