@@ -611,13 +611,13 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
     let megatron = "--fix zero=1 --fix shard=0 --fix pp=4";
     let calculon = "--fix zero=1 --fix shard=0 --fix recompute=full --fix vpp=2";
     for (tool, fixes) in [("megatron", megatron), ("calculon", calculon)] {
-        let asked = "gpt3-175b --cluster a100 --devices 64 --gbs 64 --seq 2048";
+        let asked = "gpt3-175b --cluster h100 --devices 64 --gbs 64 --seq 2048";
         scratch.answer(&format!("plan {asked} {fixed} {fixes} -o plan.json"));
         let text = fs::read_to_string(scratch.0.join("plan.json")).expect("it was written");
         let plan: Value = serde_json::from_str(&text).expect("a document");
         scratch.answer(&format!("export plan.json --to {tool} -o {tool}.txt"));
         let score = format!(
-            "score gpt3-175b --profile gantline --cluster a100 --from {tool}.txt --seq 2048"
+            "score gpt3-175b --profile gantline --cluster h100 --from {tool}.txt --seq 2048"
         );
         let scored = scratch.json(&format!("{score} --devices 64 --json"));
         assert_eq!(scored["configuration"], plan["text"], "{tool}");
@@ -633,7 +633,7 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
         let left = if tool == "calculon" { json!(style) } else { json!([]) };
         assert_eq!(scored["left_out"], left, "{tool}");
     }
-    let direct = scratch.json("score gpt3-175b --cluster a100 --from plan.json --json");
+    let direct = scratch.json("score gpt3-175b --cluster h100 --from plan.json --json");
     assert!(direct["step_time_s"].is_number());
     scratch.write("none.txt", "nothing");
     assert_eq!(scratch.run("score gpt3-175b --from none.txt").status.code(), Some(6));
