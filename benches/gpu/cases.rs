@@ -117,52 +117,40 @@ pub(crate) fn attention() -> Vec<Case> {
     HEADS.into_iter().flat_map(case).collect()
 }
 
-/// Kernels whose time is that of their bytes.
-pub(crate) fn memory() -> Vec<Case> {
-    let [rows, cols] = [16384, 4096];
-    let full = |dtype| RowInput { dtype, access: Access::full(rows, cols) };
-    let store = |value, dtype| Output::Store {
-        value,
-        access: Access::full(rows, cols),
-        dtype,
-        accumulate: false,
-    };
-    let load = |input| Instr::Load { input };
-    let binary = |op, a, b| Instr::Binary { op, a, b };
-    let unary = |op, x| Instr::Unary { op, x };
-    let sum = |x| Instr::Reduce { op: ReduceOp::Sum, x };
-    let constant = |value| Instr::Const { value };
-    let program = |name: &str, inputs, instrs, outputs| Case {
-        name: name.to_owned(),
-        kernel: Kernel::Rows(Rows { rows, cols, dtype: DType::F32, inputs, instrs, outputs }),
-        of: json!({ "kind": "memory" }),
-    };
-    let per_column = || RowInput { dtype: DType::F32, access: Access::per_column() };
-    let [half, single] = [DType::BF16, DType::F32];
-    let loops = vec![CopyLoop { size: rows * cols, source: 1, target: 1 }];
-    let whole =
-        Copy { loops, source_offset: Offset::ZERO, target_offset: 0, zero_first: 0, dtype: half };
-    let turned = Copy {
-        loops: vec![
-            CopyLoop { size: cols, source: 1, target: rows },
-            CopyLoop { size: rows, source: cols, target: 1 },
-        ],
-        ..whole.clone()
-    };
-    let copy = |name: &str, copy| Case {
-        name: name.to_owned(),
-        kernel: Kernel::Copy(copy),
-        of: json!({ "kind": "memory" }),
-    };
-    let mean = 1.0 / cols as f64;
-    let norm = vec![
+/// Rows and columns of what moves memory.
+const ROWS: usize = 16384;
+const COLS: usize = 4096;
+
+fn load(input: usize) -> Instr {
+    Instr::Load { input }
+}
+
+fn constant(value: f64) -> Instr {
+    Instr::Const { value }
+}
+
+fn binary(op: BinaryOp, a: usize, b: usize) -> Instr {
+    Instr::Binary { op, a, b }
+}
+
+fn unary(op: UnaryOp, x: usize) -> Instr {
+    Instr::Unary { op, x }
+}
+
+fn reduce(op: ReduceOp, x: usize) -> Instr {
+    Instr::Reduce { op, x }
+}
+
+/// Normalised by mean and variance, with a weight and a bias per column.
+fn layer_norm() -> Vec<Instr> {
+    vec![
         load(0),
-        sum(0),
-        constant(mean),
+        reduce(ReduceOp::Sum, 0),
+        constant(1.0 / COLS as f64),
         binary(BinaryOp::Mul, 1, 2),
         binary(BinaryOp::Sub, 0, 3),
         unary(UnaryOp::Square, 4),
-        sum(5),
+        reduce(ReduceOp::Sum, 5),
         binary(BinaryOp::Mul, 6, 2),
         constant(1e-5),
         binary(BinaryOp::Add, 7, 8),
@@ -172,17 +160,24 @@ pub(crate) fn memory() -> Vec<Case> {
         binary(BinaryOp::Mul, 11, 12),
         load(2),
         binary(BinaryOp::Add, 13, 14),
-    ];
-    let softmax = vec![
+    ]
+}
+
+fn softmax() -> Vec<Instr> {
+    vec![
         load(0),
-        Instr::Reduce { op: ReduceOp::Max, x: 0 },
+        reduce(ReduceOp::Max, 0),
         binary(BinaryOp::Sub, 0, 1),
         unary(UnaryOp::Exp, 2),
-        sum(3),
+        reduce(ReduceOp::Sum, 3),
         binary(BinaryOp::Div, 3, 4),
-    ];
-    // m = 0.9 m + 0.1 g; v = 0.99 v + 0.01 g²; w - 0.001 m / (√v + 1e-8).
-    let adam = vec![
+    ]
+}
+
+/// `m = 0.9 m + 0.1 g`, `v = 0.99 v + 0.01 g²`, `w - 0.001 m / (√v + 1e-8)`, of w, g, m and v: they
+/// are values 8, 14 and 22.
+fn adam() -> Vec<Instr> {
+    vec![
         load(0),
         load(1),
         load(2),
@@ -206,37 +201,63 @@ pub(crate) fn memory() -> Vec<Case> {
         constant(1e-3),
         binary(BinaryOp::Mul, 19, 20),
         binary(BinaryOp::Sub, 0, 21),
-    ];
+    ]
+}
+
+/// A copy of a matrix in BF16, or of its transpose.
+fn copy(name: &str, loops: Vec<CopyLoop>) -> Case {
+    let copy = Copy {
+        loops,
+        source_offset: Offset::ZERO,
+        target_offset: 0,
+        zero_first: 0,
+        dtype: DType::BF16,
+    };
+    let of = json!({ "kind": "memory" });
+    Case { name: name.to_owned(), kernel: Kernel::Copy(copy), of }
+}
+
+/// Kernels whose time is that of their bytes.
+pub(crate) fn memory() -> Vec<Case> {
+    let full = |dtype| RowInput { dtype, access: Access::full(ROWS, COLS) };
+    let per_column = || RowInput { dtype: DType::F32, access: Access::per_column() };
+    let store = |value, dtype| Output::Store {
+        value,
+        access: Access::full(ROWS, COLS),
+        dtype,
+        accumulate: false,
+    };
+    let program = |name: &str, inputs, instrs, outputs| Case {
+        name: name.to_owned(),
+        kernel: Kernel::Rows(Rows {
+            rows: ROWS,
+            cols: COLS,
+            dtype: DType::F32,
+            inputs,
+            instrs,
+            outputs,
+        }),
+        of: json!({ "kind": "memory" }),
+    };
+    let [half, single] = [DType::BF16, DType::F32];
+    let add = vec![load(0), load(1), binary(BinaryOp::Add, 0, 1)];
+    let gelu = vec![load(0), unary(UnaryOp::GeluTanh, 0)];
+    let columns = vec![Output::ColSum { value: 0, accumulate: false }];
     let updated = vec![store(22, single), store(8, single), store(14, single), store(22, half)];
+    let turned = vec![
+        CopyLoop { size: COLS, source: 1, target: ROWS },
+        CopyLoop { size: ROWS, source: COLS, target: 1 },
+    ];
+    let norm = vec![full(half), per_column(), per_column()];
     vec![
-        copy("copy", whole),
+        copy("copy", vec![CopyLoop { size: ROWS * COLS, source: 1, target: 1 }]),
         copy("transpose", turned),
-        program(
-            "add bf16",
-            vec![full(half), full(half)],
-            vec![load(0), load(1), binary(BinaryOp::Add, 0, 1)],
-            vec![store(2, half)],
-        ),
-        program(
-            "gelu bf16",
-            vec![full(half)],
-            vec![load(0), unary(UnaryOp::GeluTanh, 0)],
-            vec![store(1, half)],
-        ),
-        program(
-            "layer norm bf16",
-            vec![full(half), per_column(), per_column()],
-            norm,
-            vec![store(15, half)],
-        ),
-        program("softmax f32", vec![full(single)], softmax, vec![store(5, single)]),
-        program("adam", vec![full(single); 4], adam, updated),
-        program(
-            "sum of rows bf16",
-            vec![full(half)],
-            vec![load(0)],
-            vec![Output::ColSum { value: 0, accumulate: false }],
-        ),
+        program("add bf16", vec![full(half), full(half)], add, vec![store(2, half)]),
+        program("gelu bf16", vec![full(half)], gelu, vec![store(1, half)]),
+        program("layer norm bf16", norm, layer_norm(), vec![store(15, half)]),
+        program("softmax f32", vec![full(single)], softmax(), vec![store(5, single)]),
+        program("adam", vec![full(single); 4], adam(), updated),
+        program("sum of rows bf16", vec![full(half)], vec![load(0)], columns),
     ]
 }
 

@@ -98,12 +98,16 @@ fn launches_of(file: &str) -> Result<Vec<Case>, String> {
     let contents = contents.map_err(|why| format!("{why:?}"))?;
     let count = |kernel: usize| {
         let of = |program: &ir::Program| {
-            let calls = program.steps.iter().filter_map(|step| match step {
-                Step::Call { routine, .. } => Some(&program.routines[*routine]),
-                _ => None,
-            });
-            let launches = calls.flat_map(|routine| &routine.instructions);
-            let is_it = |of: &&Instruction| matches!(of, Instruction::Launch { kernel: launched, .. } if *launched == kernel);
+            let called = |step: &'_ Step| {
+                let Step::Call { routine, .. } = step else { return None };
+                Some(*routine)
+            };
+            let calls = program.steps.iter().filter_map(called);
+            let launches = calls.flat_map(|routine| &program.routines[routine].instructions);
+            let is_it = |of: &&Instruction| {
+                let Instruction::Launch { kernel: launched, .. } = of else { return false };
+                *launched == kernel
+            };
             launches.filter(is_it).count()
         };
         contents.programs.iter().map(of).find(|count| *count > 0).unwrap_or(0)

@@ -22,7 +22,7 @@ ROUNDS, ROUND_S, SETS_BYTES, SETS = 7, 0.012, 300 << 20, 12
 
 
 def timed(run, sets):
-    """Median seconds of `run(set)`, the sets one after the other, and the largest over the least."""
+    """Median seconds of `run(set)`, set after set, and the largest over the least."""
 
     def round_of(count):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -157,14 +157,16 @@ def main():
         elif kind == "product":
             peer, _ = product(line)
             ratios.setdefault("products", []).append((peer / s, name))
-            print(f"{shown} {rate(line, s):6.0f} TF/s, cuBLASLt {rate(line, peer):6.0f}, {peer / s:5.3f} ×")
+            rates = f"{rate(line, s):6.0f} TF/s, cuBLASLt {rate(line, peer):6.0f}"
+            print(f"{shown} {rates}, {peer / s:5.3f} ×")
         elif kind == "attention":
             found = attention(line)
             if found:
                 best = min(found, key=found.get)
                 ratios.setdefault(line["pass"], []).append((found[best] / s, name))
                 peers = ", ".join(f"{key} {found[best] / found[key]:.2f}" for key in found)
-                print(f"{shown} {rate(line, s):6.0f} TF/s, {best} {found[best] / s:5.3f} × ({peers})")
+                ratio = f"{best} {found[best] / s:5.3f} × ({peers})"
+                print(f"{shown} {rate(line, s):6.0f} TF/s, {ratio}")
         elif kind == "launch":
             launches.append(line)
         torch.cuda.empty_cache()
@@ -178,8 +180,9 @@ def main():
         for line in sorted(launches, key=weight, reverse=True)[:25]:
             least = max(line["bytes"] / (bandwidth or 3e12), line["flops"] / 8e14)
             print(
-                f"  {weight(line) / total * 100:5.1f} % {line['launches']:>4} × {line['s'] * 1e6:8.1f} us, "
-                f"{least / line['s']:5.2f} of the roofline: {line['name'][:90]}"
+                f"  {weight(line) / total * 100:5.1f} % {line['launches']:>4} × "
+                f"{line['s'] * 1e6:8.1f} us, {least / line['s']:5.2f} of the roofline: "
+                f"{line['name'][:90]}"
             )
         if wanted:
             for name, s in step(wanted[0], int(wanted[1]), int(wanted[2])).items():

@@ -164,16 +164,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
         refuse_tool(args, "trains, and `--for` asks about inference")?;
         args.assumed.refuse("`--for` asks about inference")?;
-        if let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) {
-            let headline = format!("inference has no execution profile `{}`", profile.name);
-            let help = "leave it out, or write `--engine` for one of inference";
-            return Err(usage("--profile", headline).help(help).into());
-        }
+        refuse_profile(asked)?;
         layout.note_remarks();
         let model = Described { work, latent, tokens, warnings };
         let subject = copies(model, cluster, configuration.ranks(), (dtype, arithmetic))?;
-        let sequences = count(args.gbs);
-        return inference::score(subject, &configuration, sequences, &args.served, args.json);
+        return inference::score(subject, &configuration, count(args.gbs), &args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "the number of samples of a step is missing";
@@ -185,30 +180,15 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let job = Job { global_batch: batch.into(), arithmetic };
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
-    let wanted = Wanted {
-        model: args.model.path(),
-        cluster: cluster.describe(),
-        global_batch_size: batch as usize,
-        seq: tokens as usize,
-        dtype,
-        predictions: Default::default(),
-    };
-    let obstacles = [
-        (profile.name != profile::GANTLINE.name, format!("programs of {}", profile.name)),
-        (args.for_tool.is_some(), "programs of other tools".to_owned()),
-        (!profile.stated.is_empty(), STATED.to_owned()),
-        (args.lora.is_some(), ADAPTERS.to_owned()),
-    ];
-    let programs = Programs::new(wanted, estimator.reserve_bytes(), &obstacles);
+    let wanted = wanted(args, &cluster, [batch, tokens], dtype);
+    let programs = programs(args, &profile, wanted, estimator.reserve_bytes());
     let held = programs.held(&estimate.configuration);
-    let fits = match &held {
-        Ok(held) => held.total_bytes(),
-        Err(_) => estimate.memory.total_bytes(),
-    } <= estimator.memory_bytes;
+    let memory = device_memory(&estimate.memory, &held);
+    let fits = memory.bytes.total_bytes() <= estimator.memory_bytes;
     let profile = assumed(profile, arithmetic, &work);
     let answer = Answer {
         padding: estimator.padding(&configuration)?,
-        memory: device_memory(&estimate.memory, &held),
+        memory,
         held,
         estimate,
         fits,
@@ -226,6 +206,49 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// What a layout is for, in steps of `batch` samples of `tokens` tokens.
+fn wanted<'a>(
+    args: &'a Args,
+    cluster: &Cluster,
+    [batch, tokens]: [u32; 2],
+    dtype: Precision,
+) -> Wanted<'a> {
+    Wanted {
+        model: args.model.path(),
+        cluster: cluster.describe(),
+        global_batch_size: batch as usize,
+        seq: tokens as usize,
+        dtype,
+        predictions: Default::default(),
+    }
+}
+
+/// Refuses an execution profile of training where inference is asked about.
+fn refuse_profile(asked: Option<Profile>) -> Result<(), Failure> {
+    let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) else {
+        return Ok(());
+    };
+    let headline = format!("inference has no execution profile `{}`", profile.name);
+    let help = "leave it out, or write `--engine` for one of inference";
+    Err(usage("--profile", headline).help(help).into())
+}
+
+/// Programs of a layout, which are compiled for their memory.
+fn programs<'a>(
+    args: &Args,
+    profile: &Profile,
+    wanted: Wanted<'a>,
+    reserve_bytes: f64,
+) -> Programs<'a> {
+    let obstacles = [
+        (profile.name != profile::GANTLINE.name, format!("programs of {}", profile.name)),
+        (args.for_tool.is_some(), "programs of other tools".to_owned()),
+        (!profile.stated.is_empty(), STATED.to_owned()),
+        (args.lora.is_some(), ADAPTERS.to_owned()),
+    ];
+    Programs::new(wanted, reserve_bytes, &obstacles)
 }
 
 /// Refuses a tool where nothing is scored for it.

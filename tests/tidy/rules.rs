@@ -17,6 +17,7 @@ const VAGUE: &[&str] = &["base", "common", "helper", "helpers", "misc", "other",
 /// Modules that touch memory or foreign functions, as files or directories.
 const UNSAFE: &[&str] = &[
     "kernels/src/cpu",
+    "kernels/tests/engines/gpu",
     "kernels/tests/engines/shim",
     "runtime/src/cuda",
     "runtime/src/local",

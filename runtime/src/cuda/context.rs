@@ -436,7 +436,15 @@ fn encode(map: &TensorMap, start: CUdeviceptr) -> Result<CUtensorMap, Failure> {
     let kind = match map.dtype {
         DType::BF16 => Kind::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        DType::F32 => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        // Only their size matters to TMA, which copies.
+        DType::F64 => Kind::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        DType::I64 => Kind::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        DType::I32 => Kind::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        DType::U32 => Kind::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        DType::I8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => {
+            Kind::CU_TENSOR_MAP_DATA_TYPE_UINT8
+        }
     };
     let steps = vec![1_u32; map.dims.len()];
     let mut encoded = MaybeUninit::<CUtensorMap>::uninit();

@@ -70,17 +70,9 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
     if !rows.is_empty() {
         text += &format!("\n{}\n", strategies_table(&rows, have).text());
     }
-    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     match found {
         Ok((best, held)) => {
-            let (need, _) = needs(&best, &held, have);
-            let need = bytes(need);
-            let seconds = Seconds(best.estimate.step_time_s);
-            text += &format!("✓ fits: {}\n", best.configuration);
-            text += &format!("  {need} of {}, {seconds} a step; ", bytes(have));
-            text += "`plan` finds the fastest there is\n";
-            text += &memory_lines(&best.estimate.memory, &held);
-            output::answer(&text);
+            output::answer(&(text + &yes(&best, &held, have)));
             Ok(Exit::Success)
         }
         Err(failure) => {
@@ -89,6 +81,16 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
             Ok(failure.exit())
         }
     }
+}
+
+/// What is said of a plan that fits.
+fn yes(best: &Chosen, held: &Result<Held, NotYet>, have: f64) -> String {
+    let (need, _) = needs(best, held, have);
+    let [need, have] = [need, have].map(|bytes| Bytes(bytes as u64));
+    let seconds = Seconds(best.estimate.step_time_s);
+    let mut text = format!("✓ fits: {}\n", best.configuration);
+    text += &format!("  {need} of {have}, {seconds} a step; `plan` finds the fastest there is\n");
+    text + &memory_lines(&best.estimate.memory, held)
 }
 
 /// A row for each strategy: what its fullest device holds.
