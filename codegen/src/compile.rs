@@ -17,8 +17,7 @@ use kernels::Kernel;
 
 use crate::calls::{Calls, not_calls};
 use crate::evaluation;
-use crate::executable::check_executable;
-use crate::footprint::{BUFFERS_MAX, NotYet};
+use crate::executable::{BUFFERS_MAX, NotYet, check_executable};
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 pub(crate) use class::Class;

@@ -1,10 +1,35 @@
 //! What plans may decide and programs of this release cannot do: one table, for all commands.
 
+use std::fmt;
+
 use ir::plan::{Offload, Place, Schedule, Zero};
 use ir::{Diagnostic, Plan, Span};
+use serde::{Deserialize, Serialize};
 
 /// The code of a diagnostic that says that a plan cannot be executed.
 pub const CODE_NOT_EXECUTABLE: &str = "E2004";
+
+/// Values that are placed in an arena at most. Chosen: half a second.
+pub const BUFFERS_MAX: usize = 6_000;
+
+/// Why no program can be made of a plan yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotYet {
+    /// The decisions that no program carries out, or what else stands in the way, in words.
+    pub decision: String,
+}
+
+impl fmt::Display for NotYet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.decision)
+    }
+}
+
+impl From<Diagnostic> for NotYet {
+    fn from(why: Diagnostic) -> NotYet {
+        NotYet { decision: why.headline }
+    }
+}
 
 /// The decisions of a plan of training that some device may be unable to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

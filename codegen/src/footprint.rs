@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use ir::program::{Buffer, BufferId, Contents, Instruction, Ref, ShardRole, Step};
-use ir::{Diagnostic, Module, Plan, Program, ValueId};
+use ir::{Module, Plan, Program, ValueId};
 use kernels::{Bytes, Kernel, price};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::calls::{Call, Calls, Operand};
 use crate::compile::Compiler;
 use crate::crossing::crossing;
+pub use crate::executable::{BUFFERS_MAX, NotYet};
 use crate::schedule::in_flight;
 
 /// The bytes of one rank. Activations and frames share room over time: their sum may be more than
@@ -258,25 +259,6 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
     most
 }
 
-/// Why no program can be made of a plan yet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotYet {
-    /// The decisions that no program carries out, or what else stands in the way, in words.
-    pub decision: String,
-}
-
-impl fmt::Display for NotYet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.decision)
-    }
-}
-
-impl From<Diagnostic> for NotYet {
-    fn from(why: Diagnostic) -> NotYet {
-        NotYet { decision: why.headline }
-    }
-}
-
 /// The footprint of the rank of a plan that holds the most, as its program would have it; see
 /// [`Compiler::footprint`].
 ///
@@ -314,9 +296,6 @@ impl Compiler<'_> {
         Ok(most)
     }
 }
-
-/// Values that are placed in an arena at most. Chosen: half a second.
-pub const BUFFERS_MAX: usize = 6_000;
 
 /// The first of each kind of stages: those of one kind have equal calls, and later ones no more
 /// micro-batches in flight.

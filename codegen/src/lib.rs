@@ -30,8 +30,8 @@
 //! [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a class;
 //! [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages
 //! and calls share; [`executable`] says what no program does; [`compile`] assembles, and
-//! [`inference`] what only runs forward; [`mod@launched`] says what that comes to, and [`mod@footprint`] how
-//! large it is; [`mod@function`]
+//! [`inference`] what only runs forward; [`mod@launched`] says what that comes to, and
+//! [`mod@footprint`] how large it is; [`mod@function`]
 //! compiles one function without a plan, of integers that [`narrow`] made short where [`ranges`]
 //! prove them to be. [`check`] replays the result and calls nothing of the above; in debug builds
 //! it looks at everything that is compiled.
