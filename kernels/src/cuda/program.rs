@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ir::DType;
 
 use super::index::{access, digits};
+use super::parameter::Named;
 use super::text::{Text, element, line, number};
 use super::vector::Vectorized;
 use crate::rows::{Access, BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
@@ -258,6 +259,21 @@ impl Program<'_> {
         line!(text, "for (u32 e = 0; e < {width}; e += 1) {{");
         line!(text, "const u64 col = first + e;");
     }
+}
+
+/// The offsets of a program, as its text names them.
+pub(super) fn offsets(rows: &Rows) -> Vec<Named> {
+    let offset = |(at, instr): (usize, &Instr)| match instr {
+        Instr::Random(draw) => Some(Named::new(format!("draw{at}"), draw.offset)),
+        Instr::Index { base, .. } => Some(Named::new(format!("index{at}"), *base)),
+        Instr::Load { .. }
+        | Instr::Const { .. }
+        | Instr::Unary { .. }
+        | Instr::Binary { .. }
+        | Instr::Select { .. }
+        | Instr::Reduce { .. } => None,
+    };
+    rows.instrs.iter().enumerate().filter_map(offset).collect()
 }
 
 /// The combination of two numbers.

@@ -1,8 +1,8 @@
 //! The device functions of fused loops over rows that reduce: how rows and columns are spread.
 
-use super::rows::offsets;
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Parameter};
+use crate::cuda::program::offsets;
 use crate::cuda::reduction::{PartialSums, RowReduction, total_of};
 use crate::cuda::rows::THREADS;
 use crate::cuda::tile::Tile;

@@ -3,27 +3,13 @@
 use super::moves::fill;
 use super::reduction;
 use crate::cuda::function::{Function, Functions};
-use crate::cuda::parameter::{Named, Parameter};
+use crate::cuda::parameter::Parameter;
+use crate::cuda::program::offsets;
 use crate::cuda::rows::{Elementwise, THREADS};
 use crate::cuda::tile::Tile;
 use crate::cuda::vector::Vectorized;
 use crate::kernel::Fill;
 use crate::rows::{Instr, Output, Rows};
-
-/// The offsets of a program.
-pub(super) fn offsets(rows: &Rows) -> Vec<Named> {
-    let offset = |(at, instr): (usize, &Instr)| match instr {
-        Instr::Random(draw) => Some(Named::new(format!("draw{at}"), draw.offset)),
-        Instr::Index { base, .. } => Some(Named::new(format!("index{at}"), *base)),
-        Instr::Load { .. }
-        | Instr::Const { .. }
-        | Instr::Unary { .. }
-        | Instr::Binary { .. }
-        | Instr::Select { .. }
-        | Instr::Reduce { .. } => None,
-    };
-    rows.instrs.iter().enumerate().filter_map(offset).collect()
-}
 
 /// The functions of a program on these buffers.
 pub(super) fn functions(
