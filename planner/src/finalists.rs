@@ -2,7 +2,7 @@
 //! the programs.
 //!
 //! The search prices memory in closed form, an expectation. A finalist is elaborated and compiled
-//! as far as its arenas ([`codegen::footprint`]). Where the program does not fit, the search is
+//! as far as its arenas ([`codegen::footprint()`]). Where the program does not fit, the search is
 //! repeated within as much less memory as the program had too much, at most [`FINALISTS_MAX`]
 //! times. Plans that no program carries out yet keep the expectation, and the reason.
 
