@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 
 use cases::Case;
 
-/// Rounds, of which the median counts.
+/// Rounds; the median is reported.
 const ROUNDS: usize = 7;
 /// Seconds of a round, about.
 const ROUND_S: f64 = 0.012;

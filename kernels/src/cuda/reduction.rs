@@ -18,7 +18,7 @@ use super::text::{Text, element, line, number};
 use super::vector::Vectorized;
 use crate::rows::{Output, ReduceOp, Rows};
 
-/// Columns of a block whose sums are added side by side. Chosen: a sector of memory has so many.
+/// Columns that a block sums. Chosen: eight numbers of F32 fill a sector of 32 bytes.
 const SIDE: usize = 8;
 
 /// One warp or block per row, or per segment of its columns.

@@ -106,7 +106,8 @@ impl Launches {
                 bytes
             };
             let found: Vec<Vec<u8>> = results.iter().map(read).collect();
-            assert!(inputs.iter().map(read).count() == inputs.len());
+            // Nothing was written behind the inputs either.
+            inputs.iter().for_each(|memory| drop(read(memory)));
             match &first {
                 Some(first) => assert!(*first == found, "kernel {at} has other bits each time"),
                 None => first = Some(found),

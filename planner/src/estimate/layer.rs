@@ -246,7 +246,7 @@ impl Lowering<'_> {
     }
 
     /// Bytes of the input that a product or an adapter keeps, where that is the result of a norm,
-    /// which is computed again.
+    /// which is recomputed.
     fn norm_result(&self, items: &[Item], at: usize, part: &Lowered) -> f64 {
         let is_norm = |item: Option<&Item>| matches!(item, Some(Item::Norm { .. }));
         let is_product = |item: &Item| matches!(item, Item::Product { .. } | Item::Adapter { .. });

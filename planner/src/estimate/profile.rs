@@ -202,9 +202,8 @@ pub struct Profile {
     pub usual_recompute: &'static str,
     /// The stage of sharding where a run does not say.
     pub usual_zero: u8,
-    /// Whether results of norms are computed again from their inputs in the backward pass, of a
-    /// value that is rotated only the result is kept, and what recomputes attention keeps no result
-    /// of it either.
+    /// Whether the backward pass recomputes norms from their inputs, rotary embedding keeps its
+    /// result alone, and recomputed attention keeps no result either.
     pub recomputes_rows: bool,
     /// Whether an update over sharded states has a shard of the summed gradients, and of the
     /// weights that are gathered, beside the states. They lie where activations were.
