@@ -259,7 +259,7 @@ pub fn read_text(path: impl AsRef<Path>, flag: &str) -> Result<String, Failure> 
 pub fn exit_of(code: &str) -> Exit {
     match code {
         // A chain of calls is what can be planned, sharded and compiled.
-        "E2001" | "E2003" | "E2004" | "E3405" => Exit::Unsupported,
+        "E2001" | "E2003" | "E2004" | "E2005" | "E3405" => Exit::Unsupported,
         "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E3204" | "E3308" | "E5007" => {
             Exit::Infeasible
         }
@@ -298,6 +298,7 @@ mod tests {
             ("E2001", 4),
             ("E2003", 4),
             ("E2004", 4),
+            ("E2005", 4),
             ("E3405", 4),
             ("E3001", 6),
             ("E3006", 2),

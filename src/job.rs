@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ir::dim::{Bindings, Dim};
 use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
-use ir::precision::ROLES;
+use ir::precision::{Products, ROLES};
 use ir::{DType, Diagnostic, Module, TensorType};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
@@ -365,8 +365,8 @@ pub fn dtype(text: &str) -> Result<DType, String> {
         "bf16" | "bfloat16" => Ok(DType::BF16),
         "f16" | "fp16" | "float16" => Ok(DType::F16),
         "f8" | "fp8" | "float8" => Ok(DType::F8E4M3),
-        "tf32" => Err("CPUs have no products in tf32: use f32, or for GPUs `compile --arch sm_80 \
-                       --dtype tf32`"
+        "tf32" => Err("it is f32 whose products round: use f32, with `--precision products=tf32` \
+                       where there is such a flag"
             .to_owned()),
         _ => Err("known are f32, f64, bf16, f16 and f8".to_owned()),
     }
@@ -387,6 +387,15 @@ impl Precision {
         match self {
             Precision::Of(dtype) => dtype,
             Precision::Tf32 => DType::F32,
+        }
+    }
+
+    /// The type of activations in a training, and how its products read them.
+    fn computed(self) -> (DType, Products) {
+        match self {
+            Precision::Of(DType::F8E4M3) => (DType::BF16, Products::F8E4M3),
+            Precision::Of(dtype) => (dtype, Products::Own),
+            Precision::Tf32 => (DType::F32, Products::Tf32),
         }
     }
 
@@ -457,11 +466,13 @@ pub fn check_executable(dtype: DType) -> Result<(), Diagnostic> {
 /// A word that sets no role; a type that no kernel computes with; all roles that do not go
 /// together.
 pub fn training_precision(
-    dtype: DType,
+    asked: impl Into<Precision>,
     roles: &[String],
 ) -> Result<ir::precision::Precision, Vec<Diagnostic>> {
+    let (dtype, products) = asked.into().computed();
     check_executable(dtype).map_err(|one| vec![one])?;
-    let mut precision = ir::precision::Precision::training(dtype);
+    let training = ir::precision::Precision::training(dtype);
+    let mut precision = ir::precision::Precision { products, ..training };
     let (mut wrong, mut said) = (Vec::new(), BTreeSet::new());
     for role in roles {
         let Some((name, to)) = role.split_once('=').map(|(name, to)| (name.trim(), to.trim()))
@@ -475,7 +486,10 @@ pub fn training_precision(
             wrong.push(usage("--precision", headline).help("set it once"));
         } else if let Err(why) = precision.set(name, to) {
             let help = match ROLES.contains(&name) {
-                true => "types are f64, f32, bf16 and f16; masters may be none, too",
+                true => {
+                    "types are f64, f32, bf16 and f16; masters may be none, too; products are \
+                         own, tf32, f8e4m3 or f8-hybrid"
+                }
                 false => "set one of these roles, as in states=bf16",
             };
             wrong.push(usage("--precision", why).help(help));

@@ -93,10 +93,7 @@ fn types(dtype: Precision) -> Result<ir::precision::Precision, Diagnostic> {
         let help = "write the plan as JSON: `-o plan.json`";
         Diagnostic::error("E5010", Span::of("--dtype"), headline).help(help)
     };
-    match dtype {
-        Precision::Of(dtype) => job::training_precision(dtype, &[]).map_err(|_| refuse()),
-        Precision::Tf32 => Err(refuse()),
-    }
+    job::training_precision(dtype, &[]).map_err(|_| refuse())
 }
 
 /// A model, and its module as it is compiled.

@@ -135,6 +135,7 @@ fn product(
         accumulate: add,
         dtype: result.dtype.accumulation(),
         stored: StoredTypes { a: operands[0].dtype, b: operands[1].dtype, c: result.dtype },
+        operands: einsum.operands,
         borders: Vec::new(),
     };
     for letter in &einsum.result {

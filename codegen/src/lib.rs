@@ -23,7 +23,8 @@
 //!   `runtime`. Which nodes share a kernel is searched for ([`grouping`]), by the one price that
 //!   knows no device: launches, each as many bytes as [`ir::rewrite::price`] says, and bytes moved.
 //!
-//! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
+//! **Reading order.** [`calls`] and [`prepare`] look at the module, [`mod@retype`] and
+//! [`mod@quantise`] round it; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`canonicalise`]
 //! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
@@ -44,6 +45,7 @@
 //! | `E2002` | a plan that does not fit the module | 3 |
 //! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places | 4 |
 //! | `E2004` | a plan whose decisions no program carries out | 4 |
+//! | `E2005` | products of 8 bits of sizes that no whole blocks fill | 4 |
 //!
 //! Those of [`check`] are defects of this crate, and no input's.
 
@@ -70,6 +72,7 @@ pub mod refusal;
 pub mod catalogue;
 pub mod lower;
 pub mod retype;
+pub mod quantise;
 mod saved;
 pub mod prepare;
 pub mod ranges;

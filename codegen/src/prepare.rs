@@ -4,7 +4,7 @@
 //! role, composites without a kernel inlined, and what is left is simplified, by rules that keep
 //! every bit unless more is asked for.
 
-use ir::precision::Precision;
+use ir::precision::{Precision, Products};
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{Options, simplify};
@@ -12,6 +12,7 @@ use ir::{DType, Diagnostic, Dim, Kind, Module, Op, Span};
 
 use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
+use crate::quantise::quantise;
 use crate::retype::retype;
 use crate::saved::round_saved;
 
@@ -139,9 +140,11 @@ pub fn prepare(
         }
         after("autodiff", &module);
     }
-    if precision.compute.is_narrow() {
+    if precision.compute.is_narrow() || precision.products != Products::Own {
         module = retype(&module, &precision)?;
         after("retype", &module);
+        quantise(&mut module, &precision)?;
+        after("quantise", &module);
     }
     let is_planned = |name: &str| purpose == Purpose::Planning && PLANNED_WHOLE.contains(&name);
     ir::inline::inline_composites(&mut module, |name| is_in_catalogue(name) || is_planned(name));

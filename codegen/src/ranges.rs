@@ -187,7 +187,8 @@ fn unary(how: Unary, x: Range) -> Option<Range> {
         | Unary::Erf
         | Unary::Sin
         | Unary::Cos
-        | Unary::Floor => None,
+        | Unary::Floor
+        | Unary::PowerFloor => None,
     }
 }
 

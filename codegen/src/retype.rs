@@ -18,8 +18,8 @@ use ir::build::Builder;
 use ir::formats::nearest;
 use ir::library::templates;
 use ir::module::Attributes;
-use ir::op::{Binary, Einsum};
-use ir::precision::Precision;
+use ir::op::{Binary, Einsum, Operands};
+use ir::precision::{Precision, Products};
 use ir::{
     CallGraph, Class, DType, Diagnostic, Dim, Function, Kind, Module, Node, Op, Span, TensorType,
     ValueId,
@@ -35,16 +35,17 @@ use crate::catalogue::is_in_catalogue;
 /// `E2001` when a function that no other calls is no list of calls of layers.
 pub fn retype(module: &Module, precision: &Precision) -> Result<Module, Diagnostic> {
     if !precision.compute.is_narrow() {
-        return Ok(module.clone());
+        let mut typed = module.clone();
+        if precision.products == Products::Tf32 {
+            round_operands(&mut typed);
+        }
+        return Ok(typed);
     }
     let is_composite = |f: &&Function| matches!(f.kind, Kind::Composite { .. });
     let mut typed = Module::new(module.name.clone());
     typed.functions = module.functions.iter().filter(is_composite).cloned().collect();
-    let mut layers = Layers { module, precision, roles: BTreeMap::new() };
+    let layers = Layers { module, precision, roles: roles(module, precision)? };
     let entries = entries(module);
-    for entry in &entries {
-        layers.read(entry)?;
-    }
     for function in module.functions.iter().filter(|f| layers.roles.contains_key(&f.name)) {
         let retyped = layers.layer(function, &mut typed);
         typed.functions.push(retyped);
@@ -60,6 +61,30 @@ pub fn retype(module: &Module, precision: &Precision) -> Result<Module, Diagnost
     Ok(typed)
 }
 
+/// Has products of layers round operands to TF32; those of composites stay exact.
+fn round_operands(module: &mut Module) {
+    for function in module.functions.iter_mut().filter(|f| f.kind == Kind::Layer) {
+        for node in &mut function.nodes {
+            if let Op::Contract(einsum) = &mut node.op {
+                einsum.operands = Operands::Tf32;
+            }
+        }
+    }
+}
+
+/// What the entries of a module say of its layers, by name.
+///
+/// # Errors
+/// As [`retype`].
+pub(crate) fn roles(
+    module: &Module,
+    precision: &Precision,
+) -> Result<BTreeMap<String, Roles>, Diagnostic> {
+    let mut layers = Layers { module, precision, roles: BTreeMap::new() };
+    entries(module).into_iter().try_for_each(|entry| layers.read(entry))?;
+    Ok(layers.roles)
+}
+
 /// The functions that no other calls, but for gradients.
 fn entries(module: &Module) -> Vec<&Function> {
     let calls = CallGraph::of(module);
@@ -73,13 +98,13 @@ fn entries(module: &Module) -> Vec<&Function> {
 
 /// What the entries say of a layer: the roles of its parameters and its results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Roles {
-    is_weight: Vec<bool>,
-    results: Vec<ResultRole>,
+pub(crate) struct Roles {
+    pub(crate) is_weight: Vec<bool>,
+    pub(crate) results: Vec<ResultRole>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum ResultRole {
+pub(crate) enum ResultRole {
     /// What another layer takes, or a cache.
     #[default]
     Activation,
@@ -204,7 +229,7 @@ impl Layers<'_> {
 }
 
 /// The names of the values that a gradient is a sum of, through views.
-fn summands(function: &Function, result: ValueId) -> Vec<String> {
+pub(crate) fn summands(function: &Function, result: ValueId) -> Vec<String> {
     let producers = function.producers();
     let mut names = Vec::new();
     let mut work = vec![result];

@@ -499,6 +499,7 @@ fn unary(op: Unary) -> UnaryOp {
         Unary::Sin => UnaryOp::Sin,
         Unary::Cos => UnaryOp::Cos,
         Unary::Floor => UnaryOp::Floor,
+        Unary::PowerFloor => UnaryOp::PowerFloor,
     }
 }
 

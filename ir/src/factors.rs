@@ -355,6 +355,9 @@ fn reshape_factors(x: &TensorType, result: &TensorType) -> Vec<Factor> {
         let (units, unit_x, unit_r) = match (in_x, in_r) {
             (1, _) => (units_r, in_r, 1),
             (_, 1) => (units_x, 1, in_x),
+            // Heads of 64 in blocks of 128: two heads are a block.
+            _ if in_r.is_multiple_of(in_x) => (units_r, in_r / in_x, 1),
+            _ if in_x.is_multiple_of(in_r) => (units_x, 1, in_x / in_r),
             _ => continue,
         };
         let operand = Layout::Cut { dim: first_x, unit: unit_x };

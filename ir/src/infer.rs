@@ -5,7 +5,7 @@ use std::fmt;
 use crate::DType;
 use crate::dim::{Dim, product};
 use crate::module::Module;
-use crate::op::{Collective, Convolution, Einsum, Op, Unary, Windows};
+use crate::op::{Collective, Convolution, Einsum, Op, Operands, Unary, Windows};
 use crate::types::TensorType;
 
 /// A constraint of an op that does not hold, by its number in the op's doc.
@@ -238,6 +238,8 @@ fn contract_type(e: &Einsum, a: &TensorType, b: &TensorType) -> Inferred {
         }
     }
     require("contract", 3, factors_are_simple(e), || format!("`{e}`"))?;
+    let reads = e.operands == Operands::Exact || a.dtype == DType::F32;
+    require("contract", 4, reads, || format!("operands=tf32 of {a}"))?;
     let dims = e.result.iter().filter_map(|c| size(*c).0.or(size(*c).1).cloned());
     let dtype = if e.is_wide { a.dtype.accumulation() } else { a.dtype };
     Ok(TensorType::new(dtype, dims))

@@ -34,11 +34,14 @@ pub enum Unary {
     Cos,
     /// The largest integer not above `x`.
     Floor,
+    /// The largest power of two not above `|x|`, with the sign of `x`; zero, what is infinite and
+    /// what is no number stay.
+    PowerFloor,
 }
 
 impl Unary {
     /// All of them.
-    pub const ALL: [Unary; 11] = [
+    pub const ALL: [Unary; 12] = [
         Unary::Neg,
         Unary::Abs,
         Unary::Exp,
@@ -50,6 +53,7 @@ impl Unary {
         Unary::Sin,
         Unary::Cos,
         Unary::Floor,
+        Unary::PowerFloor,
     ];
 
     /// The name in texts.
@@ -66,6 +70,7 @@ impl Unary {
             Unary::Sin => "sin",
             Unary::Cos => "cos",
             Unary::Floor => "floor",
+            Unary::PowerFloor => "power_floor",
         }
     }
 }
@@ -158,6 +163,21 @@ impl Combiner {
     }
 }
 
+/// How a contraction reads its operands.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Operands {
+    /// As they are.
+    #[default]
+    Exact,
+    /// Numbers of F32, rounded to the 10 bits of mantissa of TF32: [`formats::tf32`].
+    ///
+    /// [`formats::tf32`]: crate::formats::tf32
+    Tf32,
+}
+
 /// The index letters of a contraction: `bsm,mf->bsf`. One letter is one iteration factor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Einsum {
@@ -171,9 +191,17 @@ pub struct Einsum {
     /// to that of the operands.
     #[serde(default)]
     pub is_wide: bool,
+    /// How elements of the operands are read.
+    #[serde(default)]
+    pub operands: Operands,
 }
 
 impl Einsum {
+    /// A contraction that rounds its sums to the type of the operands, which are read as they are.
+    pub fn new(a: Vec<char>, b: Vec<char>, result: Vec<char>) -> Einsum {
+        Einsum { a, b, result, is_wide: false, operands: Operands::Exact }
+    }
+
     /// Reads `bsm,mf->bsf`.
     pub fn parse(text: &str) -> Option<Einsum> {
         let (operands, result) = text.split_once("->")?;
@@ -183,7 +211,7 @@ impl Einsum {
             ok.then(|| s.chars().collect::<Vec<_>>())
         };
         let (a, b, result) = (letters(a)?, letters(b)?, letters(result)?);
-        Some(Einsum { a, b, result, is_wide: false })
+        Some(Einsum::new(a, b, result))
     }
 
     /// Every letter once, in the order of the operands.
@@ -380,6 +408,7 @@ pub enum Op {
     /// - (C2) every factor has one size
     /// - (C3) every result factor stands in `a` or `b`; no factor stands twice in one operand;
     ///   a factor that is summed stands in both
+    /// - (C4) operands that are rounded (`operands=tf32`) are of f32
     ///
     /// Accumulates in f32 (f64 for f64), which is the type of the result where it is wide: where
     /// the text declares it so. Cost: 2 flops per point of the factor space.

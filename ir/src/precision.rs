@@ -4,7 +4,7 @@
 //! precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 reduce=f32
 //!     states=f32 saved=bf16 logits=bf16
 //! ```
-//! which is one line. A uniform precision has one type in all roles but sums, and no master
+//! which is one line; `products=tf32` may follow. A uniform precision has one type in all roles but sums, and no master
 //! weights. A mixed one is what Micikevicius et al. 2018 describe: narrow weights and activations,
 //! sums and everything that lasts from step to step in f32.
 
@@ -13,6 +13,40 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::DType;
+
+/// How products of activations and weights read their operands.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Products {
+    /// As numbers of the compute type.
+    #[default]
+    Own,
+    /// F32, rounded to 10 bits of mantissa; all products but those inside attention.
+    Tf32,
+    /// Blocks of 128 along the sum, and of 128 × 128 of weights, with a scale each that is a power
+    /// of two, and elements of F8E4M3.
+    F8E4M3,
+    /// The same, but for gradients of activations, whose elements are of F8E5M2.
+    F8Hybrid,
+}
+
+impl Products {
+    /// All of them.
+    pub const ALL: [Products; 4] =
+        [Products::Own, Products::Tf32, Products::F8E4M3, Products::F8Hybrid];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Products::Own => "own",
+            Products::Tf32 => "tf32",
+            Products::F8E4M3 => "f8e4m3",
+            Products::F8Hybrid => "f8-hybrid",
+        }
+    }
+}
 
 /// The element type of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,10 +71,13 @@ pub struct Precision {
     pub saved: DType,
     /// The scores over the vocabulary, of which the loss is made.
     pub logits: DType,
+    /// How products read their operands.
+    #[serde(default)]
+    pub products: Products,
 }
 
 /// The roles, by their names in texts.
-pub const ROLES: [&str; 9] = [
+pub const ROLES: [&str; 10] = [
     "parameters",
     "compute",
     "accumulate",
@@ -50,6 +87,7 @@ pub const ROLES: [&str; 9] = [
     "states",
     "saved",
     "logits",
+    "products",
 ];
 
 impl Precision {
@@ -67,6 +105,7 @@ impl Precision {
             states: dtype,
             saved: dtype,
             logits: dtype,
+            products: Products::Own,
         }
     }
 
@@ -88,7 +127,8 @@ impl Precision {
         self.master.unwrap_or(self.parameters)
     }
 
-    /// The type of a role; none for masters that are not there, or a role that is not known.
+    /// The type of a role; none for masters that are not there, for products, or for a role that
+    /// is not known.
     pub fn role(&self, name: &str) -> Option<DType> {
         Some(match name {
             "parameters" => self.parameters,
@@ -104,7 +144,7 @@ impl Precision {
         })
     }
 
-    /// Sets a role by its name: a type, or `none` for masters.
+    /// Sets a role by its name: a type, `none` for masters, or how products read.
     ///
     /// # Errors
     /// A sentence that says what is known.
@@ -112,6 +152,12 @@ impl Precision {
         let dtype: Option<DType> = to.parse().ok().filter(|dtype: &DType| dtype.is_float());
         if name == "master" && to == "none" {
             self.master = None;
+            return Ok(());
+        }
+        if name == "products" {
+            let read = Products::ALL.into_iter().find(|products| products.name() == to);
+            let all = Products::ALL.map(Products::name).join(", ");
+            self.products = read.ok_or(format!("products read no `{to}`: write one of {all}"))?;
             return Ok(());
         }
         let known = || format!("`{to}` is no floating-point type: write one such as bf16 or f32");
@@ -187,6 +233,17 @@ impl Precision {
                 format!("master={master}: masters are {wide} copies of narrower parameters"),
             );
         }
+        let reads = match self.products {
+            Products::Own => true,
+            Products::Tf32 => compute == DType::F32,
+            Products::F8E4M3 | Products::F8Hybrid => [DType::F32, DType::BF16].contains(&compute),
+        };
+        require(
+            reads,
+            format!("products={}: operands are of {compute}, not of {}", self.products.name(), {
+                if self.products == Products::Tf32 { "f32" } else { "f32 or bf16" }
+            }),
+        );
         lacking
     }
 }
@@ -194,8 +251,12 @@ impl Precision {
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, role) in ROLES.iter().enumerate() {
-            let dtype = self.role(role).map_or("none", DType::name);
-            write!(f, "{}{role}={dtype}", if at == 0 { "" } else { " " })?;
+            let is = match *role {
+                "products" if self.products == Products::Own => continue,
+                "products" => self.products.name(),
+                _ => self.role(role).map_or("none", DType::name),
+            };
+            write!(f, "{}{role}={is}", if at == 0 { "" } else { " " })?;
         }
         Ok(())
     }

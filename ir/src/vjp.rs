@@ -145,7 +145,7 @@ fn unary(b: &mut Builder, s: &Site, how: Unary) -> Option<ValueId> {
             let slope = b.unary(&format!("{name}.slope"), Unary::Neg, sin);
             b.mul(name, d, slope)
         }
-        Unary::Floor => return None,
+        Unary::Floor | Unary::PowerFloor => return None,
     })
 }
 
@@ -234,9 +234,9 @@ fn cast(b: &mut Builder, s: &Site) -> Option<ValueId> {
 /// Two contractions of the same factors: `bsm,mf->bsf` gives `bsf,mf->bsm` and `bsm,bsf->mf`. The
 /// cotangent of a wide result is rounded to the type of the operands first, as they were.
 fn contract(b: &mut Builder, s: &Site, einsum: &Einsum) -> Cotangents {
-    let Einsum { a, b: other, result, .. } = einsum.clone();
-    let of_a = Einsum { a: result.clone(), b: other.clone(), result: a.clone(), is_wide: false };
-    let of_b = Einsum { a, b: result, result: other, is_wide: false };
+    let Einsum { a, b: other, result, operands, .. } = einsum.clone();
+    let of_a = Einsum { operands, ..Einsum::new(result.clone(), other.clone(), a.clone()) };
+    let of_b = Einsum { operands, ..Einsum::new(a, result, other) };
     let dtype = b.ty(s.operand(0)).dtype;
     let d = match b.ty(s.d).dtype == dtype {
         true => s.d,

@@ -9,6 +9,7 @@ use std::fmt;
 use std::ops::Range;
 
 use ir::DType;
+use ir::op::Operands;
 use serde::{Deserialize, Serialize};
 
 use crate::border::Border;
@@ -156,6 +157,9 @@ pub struct Product {
     pub dtype: DType,
     /// The types of elements in memory: `dtype`, or narrow ones.
     pub stored: StoredTypes,
+    /// How elements of `a` and `b` are read: rounded ones are of F32, and have no borders.
+    #[serde(default)]
+    pub operands: Operands,
     /// Dims of `b` with zeros around them.
     #[serde(default)]
     pub borders: Vec<Border>,
@@ -182,6 +186,7 @@ impl Product {
             accumulate: false,
             dtype: dtype.accumulation(),
             stored: StoredTypes::all(dtype),
+            operands: Operands::Exact,
             borders: Vec::new(),
         }
     }
@@ -705,6 +710,7 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
     write!(f, "{m}x{n}x{k} ")?;
     let StoredTypes { a, b, c } = p.stored;
     if [a, b] == [c, c] { write!(f, "{c}") } else { write!(f, "{a}*{b}->{c}") }?;
+    f.write_str(if p.operands == Operands::Tf32 { " by tf32" } else { "" })?;
     f.write_str(if p.accumulate { " accumulating" } else { "" })
 }
 

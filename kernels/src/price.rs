@@ -137,7 +137,12 @@ fn products_bytes(p: &Products) -> Bytes {
 
 fn unary_flops(op: UnaryOp) -> u64 {
     match op {
-        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Square | UnaryOp::Not => 1,
+        UnaryOp::Neg
+        | UnaryOp::Abs
+        | UnaryOp::Floor
+        | UnaryOp::PowerFloor
+        | UnaryOp::Square
+        | UnaryOp::Not => 1,
         UnaryOp::Single
         | UnaryOp::RoundBF16
         | UnaryOp::RoundF16

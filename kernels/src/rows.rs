@@ -230,6 +230,8 @@ pub enum UnaryOp {
     Cos,
     /// Largest integer that is not larger.
     Floor,
+    /// The largest power of two not above `|x|`, with the sign of `x`.
+    PowerFloor,
     /// `1 / (1 + e^-x)`
     Sigmoid,
     /// `x * x`
@@ -261,7 +263,7 @@ pub enum UnaryOp {
 
 impl UnaryOp {
     /// All functions of one value.
-    pub const ALL: [UnaryOp; 25] = [
+    pub const ALL: [UnaryOp; 26] = [
         UnaryOp::Neg,
         UnaryOp::Abs,
         UnaryOp::Exp,
@@ -274,6 +276,7 @@ impl UnaryOp {
         UnaryOp::Sin,
         UnaryOp::Cos,
         UnaryOp::Floor,
+        UnaryOp::PowerFloor,
         UnaryOp::Sigmoid,
         UnaryOp::Square,
         UnaryOp::GeluTanh,
@@ -320,6 +323,7 @@ impl UnaryOp {
             | UnaryOp::Erf
             | UnaryOp::Sin
             | UnaryOp::Cos
+            | UnaryOp::PowerFloor
             | UnaryOp::Sigmoid
             | UnaryOp::GeluTanh
             | UnaryOp::GeluErf

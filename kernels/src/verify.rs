@@ -5,6 +5,7 @@
 //! stands between a file and the unsafe code of [`crate::cpu`].
 
 use ir::DType;
+use ir::op::Operands;
 
 use crate::arguments::{Argument, part_inputs, products_inputs};
 use crate::border::Border;
@@ -121,6 +122,9 @@ fn stored(p: &Product) -> Verdict {
 
 fn product(p: &Product) -> Verdict {
     stored(p)?;
+    let types = [p.dtype, p.stored.a, p.stored.b];
+    let rounds = types == [DType::F32; 3] && p.borders.is_empty();
+    require(p.operands == Operands::Exact || rounds, "it rounds operands that are not of f32")?;
     let lens = [p.batch.len(), p.m.len(), p.n.len(), p.k.len()];
     require(lens.into_iter().all(|n| n <= LOOPS_MAX), "it has too many loops")?;
     let batch = |stride: fn(&crate::LoopABC) -> usize| {

@@ -88,6 +88,19 @@ impl Weights {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
+    /// The floating-point type in which most bytes are stored; none where no tensor has one.
+    pub fn usual_dtype(&self) -> Option<DType> {
+        let mut bytes: BTreeMap<DType, usize> = BTreeMap::new();
+        for tensor in self.tensors.values() {
+            if let Stored::DType(dtype) = tensor.stored
+                && dtype.is_float()
+            {
+                *bytes.entry(dtype).or_default() += tensor.bytes.len();
+            }
+        }
+        bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(dtype, _)| dtype)
+    }
+
     /// A tensor, if there.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)

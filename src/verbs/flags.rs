@@ -147,15 +147,8 @@ impl RequestFlags {
             Kind::Cpu => DType::F32,
             Kind::Gpu => DType::BF16,
         };
-        if self.dtype == Some(Precision::Tf32) {
-            let headline = "CPUs have no products in tf32, which rounds f32".to_owned();
-            return Err(usage("--dtype", headline)
-                .help("use f32, name GPUs by --cluster, or compile with --arch")
-                .into());
-        }
-        let asked = self.dtype.map(Precision::stored);
-        let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
-        let precision = job::training_precision(dtype, &self.precision)?;
+        let own = || job::graph_dtype(&description).unwrap_or(usual).into();
+        let precision = job::training_precision(self.dtype.unwrap_or_else(own), &self.precision)?;
         job::check_graph(&description, precision.accumulate)?;
         let options =
             Options { seq, dtype: precision.accumulate, dropout, documents: self.document_mask };

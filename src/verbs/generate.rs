@@ -76,15 +76,9 @@ pub struct Args {
         help_heading = WHERE
     )]
     pub pp: usize,
-    /// The element type: f32 or f64
-    #[arg(
-        long,
-        value_name = "TYPE",
-        default_value = "f32",
-        value_parser = job::dtype,
-        help_heading = WHERE
-    )]
-    pub dtype: DType,
+    /// The element type: f32, bf16, f16 or f64 [default: f32, or that of the files of a directory]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = WHERE)]
+    pub dtype: Option<DType>,
     /// The model's tokenizer.json [default: beside the model, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
@@ -114,6 +108,16 @@ impl Origin {
         Some(state.identity.tokenizer)
     }
 
+    /// The element type of inference where none is asked for: the weights' own, if kernels compute
+    /// with it.
+    pub(super) fn usual_dtype(&self) -> DType {
+        let stored = match self {
+            Origin::Run(..) => None,
+            Origin::Directory(weights) => weights.usual_dtype(),
+        };
+        stored.filter(|dtype| job::check_executable(*dtype).is_ok()).unwrap_or(DType::F32)
+    }
+
     pub(super) fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
         match self {
             Origin::Run(checkpoint, adapters) => {
@@ -132,7 +136,7 @@ impl Origin {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    job::check_executable(args.dtype)?;
+    args.dtype.map_or(Ok(()), job::check_executable)?;
     let sampling = sampling(args)?;
     let (description, folder, origin) = open(&args.source)?;
     let vocab = job::vocab(&description)?;
@@ -151,7 +155,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let options = Options {
         capacity,
         mesh,
-        dtype: args.dtype,
+        dtype: args.dtype.unwrap_or_else(|| origin.usual_dtype()),
         threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
     };
     let mut fill = |session: &mut Session, model: &Model| origin.fill(session, model);

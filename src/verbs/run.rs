@@ -78,7 +78,8 @@ pub struct Args {
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
-    /// The element type: f32 or f64 [default: f32]
+    /// The element type: f32, f64, bf16 or f16 [default: f32, or without labels that of the files
+    /// of a directory]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
     /// Run N times, and print how long one run takes
@@ -144,10 +145,6 @@ impl Answer {
 }
 
 impl Args {
-    fn dtype(&self) -> DType {
-        self.dtype.unwrap_or(DType::F32)
-    }
-
     fn place(&self) -> Where {
         Where {
             cluster: self.cluster.clone().unwrap_or_else(|| PathArg::from("cpu-local")),
@@ -174,10 +171,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         };
         return onnx::run(args.model.path(), running);
     }
-    let precision = job::training_precision(args.dtype(), &[])?;
+    args.dtype.map_or(Ok(()), job::check_executable)?;
     check_flags(args)?;
     let arrays = read_arrays(args)?;
     let (description, trained) = described(&args.model)?;
+    let of_weights = trained.as_ref().filter(|_| args.labels.is_none());
+    let usual = of_weights.map_or(DType::F32, |(_, weights)| weights.usual_dtype());
+    let own = args.dtype.unwrap_or(usual);
+    let precision = job::training_precision(own, &[])?;
     job::check_graph(&description, precision.accumulate)?;
     let (seq, dtype) = (arrays.seq, precision.accumulate);
     let options = Options { seq, dtype, dropout: Some(0.0), documents: false };
@@ -211,7 +212,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         weights: &weights,
         feed: &feed,
     };
-    let mut answer = Answer::of(args.dtype(), &feed);
+    let mut answer = Answer::of(own, &feed);
     if feed.labels.is_some() {
         work.compute_loss(&mut answer)?;
     }
@@ -306,7 +307,7 @@ impl Work<'_> {
     /// Logits, on the same mesh.
     fn compute_logits(&self, answer: &mut Answer) -> Result<(), Failure> {
         let Work { args, question, plan, model, weights, feed } = *self;
-        let precision = Precision::uniform(args.dtype());
+        let precision = Precision::uniform(answer.dtype);
         let module = prepare_inference_as(model.module.clone(), LOGITS, &precision)?;
         let samples = feed.samples / plan.mesh.dp;
         let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, precision)?;
@@ -441,12 +442,15 @@ fn read_ints(path: &Path) -> Result<(Vec<i64>, Vec<usize>), Failure> {
 
 fn write(folder: &Path, answer: &Answer) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
+    // Arrays of narrow numbers are of f32, which has them all: numpy has no bf16.
     if let Some(Values { dtype, dims, bytes }) = &answer.logits {
-        npy::write(&folder.join("logits.npy"), *dtype, dims, bytes)?;
+        let written = dtype.accumulation();
+        let bytes = convert(Stored::DType(*dtype), bytes, written);
+        npy::write(&folder.join("logits.npy"), written, dims, &bytes)?;
     }
     if let Some(report) = &answer.report {
-        let loss = bytes_of(&[report.loss()], answer.dtype);
-        npy::write(&folder.join("loss.npy"), answer.dtype, &[], &loss)?;
+        let written = answer.dtype.accumulation();
+        npy::write(&folder.join("loss.npy"), written, &[], &bytes_of(&[report.loss()], written))?;
     }
     if !answer.grads.is_empty() {
         write_named(&folder.join("grads.safetensors"), &answer.grads)?;

@@ -21,7 +21,7 @@ use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
 use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
-use ir::precision::Precision;
+use ir::precision::{Precision, Products};
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
@@ -159,7 +159,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return rules::run(args, &model, &mut question);
     }
     let expected = step_of_one(&mut question, &model, args.seed)?;
-    if precision.compute.is_narrow() || precision.saved != precision.compute {
+    let is_own = precision.products == Products::Own && precision.saved == precision.compute;
+    if precision.compute.is_narrow() || !is_own {
         return narrow::run(args, &model, &mut question, &expected);
     }
     if args.ranks == 1 && args.plan.is_none() {
@@ -175,7 +176,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     error_max += rounding_of_sums(&precision, args.ranks);
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
-    finish(args, dtype, &expected, lines, refused)
+    finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
 }
 
 /// The plan in a file.
@@ -248,7 +249,9 @@ fn compare_with_interpreter(
     let mut line = compare(Mesh::ONE, false, &reference.step, one);
     line.is_ok = line.error <= reference.error_max(error_max(question.precision.compute));
     note_loss(reference.step.loss);
-    finish(args, question.precision.compute, &reference.step, vec![line], Vec::new())
+    let dtype = question.precision.compute;
+    let numbers = (dtype.name(), dtype.is_narrow());
+    finish(args, numbers, &reference.step, vec![line], Vec::new())
 }
 
 /// What one rank computes.
@@ -454,9 +457,10 @@ pub(super) fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Comput
     line
 }
 
+/// Answers, given what the numbers are called, and whether they are rounded to that.
 pub(super) fn finish(
     args: &Args,
-    dtype: DType,
+    (dtype, is_rounded): (&str, bool),
     one: &Computed,
     lines: Vec<Line>,
     refused: Vec<Refused>,
@@ -475,7 +479,7 @@ pub(super) fn finish(
     if args.json {
         let document = Verify {
             model: args.model.to_string(),
-            dtype: dtype.name().to_owned(),
+            dtype: dtype.to_owned(),
             ok: failed == 0,
             loss: Some(one.loss).filter(|loss| loss.is_finite()),
             meshes: lines.iter().map(mesh_row).collect(),
@@ -486,7 +490,7 @@ pub(super) fn finish(
     }
     if failed == 0 {
         output::note(&match args.ranks {
-            _ if dtype.is_narrow() => {
+            _ if is_rounded => {
                 format!(
                     "{} in {dtype}: as near to f64 as rounding to it allows",
                     plans(lines.len())

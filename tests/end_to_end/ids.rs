@@ -188,3 +188,40 @@ fn an_edited_body_is_compiled_as_it_is_written() {
         assert!(!stderr(&scratch, "verify as_is.graph --ranks 1", 0).contains("W1017"));
     }
 }
+
+/// A directory runs in the type that its weights are stored in, where no other is asked for.
+#[test]
+fn inference_is_in_the_type_of_the_files() {
+    let scratch = Scratch::new("stored");
+    let folder = scratch.0.join("model");
+    fs::create_dir_all(&folder).expect("it is made");
+    fs::copy(reference().join("config.json"), folder.join("config.json")).expect("it is copied");
+    ids(&scratch, "ids.npy", 0, 3);
+    let weights = Weights::open(&reference()).expect("the weights open");
+    let logits = |name: &str| npy::read(&scratch.0.join(name).join("logits.npy")).expect("logits");
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let tensors = weights.tensors().map(|(name, tensor)| {
+            let bytes = weights.read(name, None, dtype).expect("it is read");
+            Named {
+                name: name.to_owned(),
+                values: Values { dtype, dims: tensor.dims.clone(), bytes },
+            }
+        });
+        let tensors: Vec<Named> = tensors.collect();
+        write_named(&folder.join("model.safetensors"), &tensors).expect("it is written");
+        let run = "run model --input input_ids=ids.npy";
+        let answer = scratch.answer(&format!("{run} -o own"));
+        assert!(answer.contains(&format!("in {dtype}")), "{answer}");
+        scratch.answer(&format!("{run} --dtype {dtype} -o said"));
+        scratch.answer(&format!("{run} --dtype f64 -o exact"));
+        assert_eq!(logits("own").bytes, logits("said").bytes, "{dtype}");
+        assert_eq!(logits("own").dtype, DType::F32, "numpy has it");
+        assert_ne!(logits("own").bytes, logits("exact").bytes);
+        let generate = "generate model --prompt a --max-tokens 4 --json";
+        let [own, said] = ["", " --dtype "].map(|flag| {
+            let flag = if flag.is_empty() { String::new() } else { format!("{flag}{dtype}") };
+            scratch.json(&format!("{generate}{flag}"))["text"].clone()
+        });
+        assert_eq!(own, said, "{dtype}");
+    }
+}

@@ -129,10 +129,53 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
         "verify model --ranks 1 --dtype f32 --seq 17 --precision saved=bf16",
         "verify model --ranks 4 --dtype f32 --seq 17 --precision saved=bf16,reduce=bf16",
         "verify model --ranks 2 --dtype f64 --seq 17 --precision saved=f32",
+        "verify model --ranks 4 --dtype f32 --seq 17 --precision products=tf32",
     ] {
         let output = scratch.run(line);
         assert!(output.status.success(), "{line}\n{}", said(&output));
     }
+}
+
+/// A model whose sizes blocks of 128 fill: with two heads of 64, a block is of both.
+fn filled(name: &str) -> Scratch {
+    let scratch = Scratch::new(name);
+    for (folder, inner) in [("wide", 512), ("thin", 128)] {
+        let config = format!(
+            r#"{{"model_type": "gpt2", "vocab_size": 64, "n_positions": 128, "n_embd": 256,
+                "n_layer": 1, "n_head": 4, "n_inner": {inner}}}"#
+        );
+        scratch.write(&format!("{folder}/config.json"), &config);
+    }
+    scratch
+}
+
+/// Operands of 8 bits are rounded in blocks that lie in shards as in the whole.
+#[test]
+fn products_of_8_bits_are_the_same_on_all_meshes() {
+    let scratch = filled("narrow-blocks");
+    for line in [
+        "verify wide --ranks 2 --gbs 1 --dtype bf16 --seq 128 --precision products=f8e4m3",
+        "verify wide --ranks 2 --gbs 1 --dtype f32 --seq 128 --precision products=f8-hybrid",
+        "verify thin --ranks 2 --gbs 2 --dtype bf16 --seq 128 --precision products=f8-hybrid",
+    ] {
+        let output = scratch.run(line);
+        assert!(output.status.success(), "{line}\n{}", said(&output));
+    }
+}
+
+/// All operands that blocks do not fill are named at once.
+#[test]
+fn products_of_8_bits_refuse_what_blocks_do_not_fill() {
+    let scratch = filled("narrow-unfilled");
+    let line = "verify wide --ranks 1 --dtype bf16 --seq 96 --precision products=f8e4m3";
+    let output = scratch.run(line);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("E2005"), "{}", said(&output));
+    assert!(said(&output).contains("96 along the sum"), "{}", said(&output));
+    let scratch = scene("narrow-unfilled-sizes");
+    let output = scratch.run("verify model --ranks 1 --seq 32 --precision products=f8e4m3");
+    assert_eq!(output.status.code(), Some(4), "f64: {}", said(&output));
+    assert!(said(&output).contains("operands are of f64, not of f32 or bf16"), "{}", said(&output));
 }
 
 /// Each rank's term of a gradient is rounded, and so is their sum, which is taken in f32.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ir::op::{Convolution, Windows};
+use ir::op::{Convolution, Operands, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
 use kernels::kernel::{
@@ -182,6 +182,7 @@ impl Lower<'_> {
             accumulate: false,
             dtype: self.ty(x).dtype.accumulation(),
             stored: StoredTypes::all(self.ty(x).dtype),
+            operands: Operands::Exact,
             borders,
         };
         Ok((product, [self.home(w), self.home(x)]))

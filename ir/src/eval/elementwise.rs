@@ -79,7 +79,23 @@ fn unary_of(how: Unary, x: f64) -> f64 {
         Unary::Sin => x.sin(),
         Unary::Cos => x.cos(),
         Unary::Floor => x.floor(),
+        Unary::PowerFloor => power_floor(x),
     }
+}
+
+/// [`Unary::PowerFloor`], by halving or doubling a power of two until it fits.
+fn power_floor(x: f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    let mut power = 1.0;
+    while power > x.abs() {
+        power /= 2.0;
+    }
+    while power * 2.0 <= x.abs() {
+        power *= 2.0;
+    }
+    power.copysign(x)
 }
 
 fn binary_of(how: Binary, a: f64, b: f64) -> f64 {

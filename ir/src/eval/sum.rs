@@ -4,14 +4,15 @@ use std::ops::{Add, Mul};
 
 use super::elementwise::larger;
 use crate::DType;
-use crate::op::{Combiner, Einsum};
+use crate::formats::tf32;
+use crate::op::{Combiner, Einsum, Operands};
 use crate::tensor::{Data, Tensor, places, strides, wrap};
 
 /// Sums products. Factors fall into four groups: in both operands and the result, in `a` and the
 /// result, in `b` and the result, in both operands only; so any contraction is a batch of matrix
 /// products `[batch, m, k] x [batch, k, n]` between permuted operands.
 pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
-    let Einsum { a: in_a, b: in_b, result, is_wide } = einsum;
+    let Einsum { a: in_a, b: in_b, result, is_wide, operands } = einsum;
     let group = |of: &[char], here: &dyn Fn(&char) -> bool| -> Vec<char> {
         of.iter().filter(|c| here(c)).copied().collect()
     };
@@ -19,8 +20,12 @@ pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
     let m = group(result, &|c| !in_b.contains(c));
     let n = group(result, &|c| !in_a.contains(c));
     let k = group(in_a, &|c| !result.contains(c));
-    let left = permuted(in_a, &[&batch, &m, &k], a);
-    let right = permuted(in_b, &[&batch, &k, &n], b);
+    let read = |data: Data| match operands {
+        Operands::Exact => data,
+        Operands::Tf32 => rounded(data),
+    };
+    let left = read(permuted(in_a, &[&batch, &m, &k], a));
+    let right = read(permuted(in_b, &[&batch, &k, &n], b));
     let size = |c: &char| match in_a.iter().position(|x| x == c) {
         Some(at) => a.dims[at],
         None => in_b.iter().position(|x| x == c).map_or(1, |at| b.dims[at]),
@@ -40,6 +45,14 @@ pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
     let product = Tensor::new(dtype, &dims, data);
     let dims: Vec<usize> = result.iter().map(size).collect();
     Tensor::new(dtype, &dims, permuted(&letters, &[result], &product))
+}
+
+/// Numbers of F32 as products of TF32 read them.
+fn rounded(data: Data) -> Data {
+    match data {
+        Data::F32(numbers) => Data::F32(numbers.into_iter().map(tf32).collect()),
+        Data::F64(_) | Data::Int(_) | Data::Bool(_) => panic!("verified: operands are of f32"),
+    }
 }
 
 /// The elements of a tensor whose dims carry `letters`, with the dims in the order of `groups`.

@@ -240,7 +240,7 @@ impl Product<'_> {
         let name = |what: &str| format!("{}.{what}", self.name);
         let contract = |a: &[char], b: Vec<char>, result: &[char]| {
             let (a, result) = (a.to_vec(), result.to_vec());
-            Op::Contract(Einsum { a, b, result, is_wide: false })
+            Op::Contract(Einsum::new(a, b, result))
         };
         let h = *reduced.entry((x, down)).or_insert_with(|| {
             let of_a = [rank].into_iter().chain(inner).collect();

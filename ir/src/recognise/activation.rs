@@ -101,7 +101,8 @@ fn recognised(graph: &Graph, root: &Element, curve: &Element) -> Option<(&'stati
         | Unary::Rsqrt
         | Unary::Sin
         | Unary::Cos
-        | Unary::Floor => None,
+        | Unary::Floor
+        | Unary::PowerFloor => None,
     }
 }
 

@@ -124,7 +124,7 @@ pub(super) fn with_plain_letters(op: &Op) -> Op {
     };
     let all = |letters: &[char]| letters.iter().map(plain).collect();
     let (a, b, result) = (all(&einsum.a), all(&einsum.b), all(&einsum.result));
-    Op::Contract(Einsum { a, b, result, is_wide: einsum.is_wide })
+    Op::Contract(Einsum { a, b, result, ..einsum.clone() })
 }
 
 /// The op that yields the same bits from swapped operands, if there is one.

@@ -3,7 +3,7 @@
 use super::attrs::{Attr, Attrs};
 use crate::dim::Dim;
 use crate::op::{
-    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows,
+    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Operands, Unary, Windows,
 };
 use crate::types::TensorType;
 
@@ -41,7 +41,12 @@ pub(super) fn build_op(
             let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
                 a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
             });
-            Op::Contract(Einsum { is_wide, ..Einsum::parse(bare_word()?)? })
+            let operands = match attrs.word("operands") {
+                Some("tf32") => Operands::Tf32,
+                Some(_) => return None,
+                None => Operands::Exact,
+            };
+            Op::Contract(Einsum { is_wide, operands, ..Einsum::parse(bare_word()?)? })
         }
         "conv" => Op::Conv(convolution(attrs, first()?)?),
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },

@@ -16,7 +16,7 @@
 //!     %w_fc: [*, dim1 @ tp]
 //!   predict step_time_s 0.25 fitted
 //! ```
-//! The line `precision` has all [`ROLES`] in order, and is left out where `dtype` is that of all.
+//! The line `precision` has all [`ROLES`] in order, `products` only where it is not `own`, and is left out where `dtype` is that of all.
 //! `stages` are, for each chunk of a stage, one past its last call in the entry. `keep` below a
 //! layer says what some of its calls keep instead, by ranges of their numbers, whose ends are one
 //! past the last. `context all-gather` is how context-parallel ranks attend to each other's tokens,
@@ -538,8 +538,8 @@ fn read_precision(text: &str) -> Option<Precision> {
     let mut precision = Precision::uniform(DType::F32);
     let mut words = text.split_whitespace();
     for role in ROLES {
-        let dtype = words.next()?.strip_prefix(role)?.strip_prefix('=')?;
-        precision.set(role, dtype).ok()?;
+        let Some(word) = words.next() else { return (role == "products").then_some(precision) };
+        precision.set(role, word.strip_prefix(role)?.strip_prefix('=')?).ok()?;
     }
     words.next().is_none().then_some(precision)
 }

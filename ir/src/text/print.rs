@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::infer;
 use crate::module::{Function, Kind, Module, Node, ValueId};
-use crate::op::{Collective, Convolution, Op};
+use crate::op::{Collective, Convolution, Op, Operands};
 
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +82,10 @@ fn attributes(op: &Op) -> String {
             if *per_sample == 1 { places } else { format!("{places} per_sample={per_sample}") }
         }
         Op::FoldKey { salt } => format!(" salt={salt}"),
-        Op::Contract(einsum) => format!(" {einsum}"),
+        Op::Contract(einsum) => match einsum.operands {
+            Operands::Exact => format!(" {einsum}"),
+            Operands::Tf32 => format!(" {einsum} operands=tf32"),
+        },
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
         Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
         Op::Window(windows) | Op::Fold { windows, .. } => format!(" {windows}"),

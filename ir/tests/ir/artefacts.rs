@@ -8,7 +8,7 @@ use gantline_ir::plan::{
     ContextForm, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule,
     USUAL_ORDER, Zero,
 };
-use gantline_ir::precision::{Precision, ROLES};
+use gantline_ir::precision::{Precision, Products, ROLES};
 use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
     Ref, Routine, ShardRole, Step, WeightShard,
@@ -84,7 +84,11 @@ fn precision(r: &mut Draws) -> Precision {
         let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
         for role in ROLES {
             let to = floats[r.below(floats.len())].name();
-            let to = if role == "master" && r.coin() { "none" } else { to };
+            let to = match role {
+                "master" if r.coin() => "none",
+                "products" => Products::ALL[r.below(Products::ALL.len())].name(),
+                _ => to,
+            };
             precision.set(role, to).expect("it is a role and a type");
         }
     }

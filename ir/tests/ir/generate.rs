@@ -215,7 +215,7 @@ pub(crate) fn einsum(a: &TensorType, b: &TensorType, r: &mut Draws) -> Einsum {
         let shared = (0..a.ndim()).find(|d| a.dims[*d] == *size && !in_b.contains(&letter(*d)));
         in_b.push(shared.filter(|_| r.coin()).map_or(letter(a.ndim() + at), letter));
     }
-    let all = Einsum { a: in_a.clone(), b: in_b.clone(), result: Vec::new(), is_wide: false };
+    let all = Einsum::new(in_a.clone(), in_b.clone(), Vec::new());
     let both = |c: &char| in_a.contains(c) && in_b.contains(c);
     let result = all.letters().into_iter().filter(|c| !both(c) || r.coin()).rev().collect();
     Einsum { result, ..all }

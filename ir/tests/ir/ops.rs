@@ -195,7 +195,8 @@ fn unary(how: Unary, dims: &[usize], r: &mut Draws) -> Case {
         | Unary::Erf
         | Unary::Sin
         | Unary::Cos
-        | Unary::Floor => r.signed(dims),
+        | Unary::Floor
+        | Unary::PowerFloor => r.signed(dims),
     };
     case(Op::Unary(how), [x])
 }

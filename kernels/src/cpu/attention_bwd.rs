@@ -515,7 +515,7 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
             Format::Own => {
                 Matrix { start: in_memory(0).start::<S>().cast_mut(), row: stride, col: 1 }
             }
-            Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 => {
+            Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 | Format::Tf32 => {
                 Matrix { start: rooms.dbias, row: if stride > 0 { KEY_TILE } else { 0 }, col: 1 }
             }
         };

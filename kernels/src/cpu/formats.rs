@@ -5,6 +5,8 @@
 //! with a number whose last bit is the smallest subnormal one rounds to those.
 
 use ir::DType;
+use ir::formats::tf32;
+use ir::op::Operands;
 
 use super::vector::{Job, MAX_LANES, Scalar, Vector};
 
@@ -310,6 +312,25 @@ impl Narrow for F8E5M2 {
     }
 }
 
+/// A number of F32 that is rounded to TF32 when it is read: [`ir::formats::tf32`].
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Tf32(f32);
+
+impl Narrow for Tf32 {
+    const ZERO: Tf32 = Tf32(0.0);
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        tf32(self.0)
+    }
+
+    #[inline(always)]
+    fn nearest(x: f32) -> Tf32 {
+        Tf32(tf32(x))
+    }
+}
+
 /// How the elements of an argument are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -319,6 +340,8 @@ pub(super) enum Format {
     F16,
     F8E4M3,
     F8E5M2,
+    /// As numbers of F32, which are rounded to TF32 when they are read.
+    Tf32,
 }
 
 impl Format {
@@ -328,6 +351,15 @@ impl Format {
             Format::Own => size_of::<S>(),
             Format::BF16 | Format::F16 => 2,
             Format::F8E4M3 | Format::F8E5M2 => 1,
+            Format::Tf32 => 4,
+        }
+    }
+
+    /// How elements of an operand of a product are read.
+    pub(super) fn of_operand(dtype: DType, operands: Operands) -> Format {
+        match operands {
+            Operands::Exact => Format::of(dtype),
+            Operands::Tf32 => Format::Tf32,
         }
     }
 
@@ -397,6 +429,7 @@ impl<S: Scalar> Job<S> for Widen<S> {
                 Format::F16 => widen_all::<F16, V>(source.start(), target, len),
                 Format::F8E4M3 => widen_all::<F8E4M3, V>(source.start(), target, len),
                 Format::F8E5M2 => widen_all::<F8E5M2, V>(source.start(), target, len),
+                Format::Tf32 => widen_all::<Tf32, V>(source.start(), target, len),
             }
         }
     }
@@ -425,6 +458,7 @@ impl<S: Scalar> Job<S> for Round<S> {
                 Format::F16 => narrow_all::<F16, V>(source, start.cast(), len),
                 Format::F8E4M3 => narrow_all::<F8E4M3, V>(source, start.cast(), len),
                 Format::F8E5M2 => narrow_all::<F8E5M2, V>(source, start.cast(), len),
+                Format::Tf32 => narrow_all::<Tf32, V>(source, start.cast(), len),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Packing columns of an operand with borders: positions, and runs of columns side by side.
 
-use super::formats::{BF16, F8E4M3, F8E5M2, F16, Format, Operand};
+use super::formats::{BF16, F8E4M3, F8E5M2, F16, Format, Operand, Tf32};
 use super::pack::Element;
 use super::vector::{Job, Scalar, Vector};
 use crate::border::Border;
@@ -127,6 +127,7 @@ impl<'a> Frame<'a> {
             Format::F16 => narrow!(F16),
             Format::F8E4M3 => narrow!(F8E4M3),
             Format::F8E5M2 => narrow!(F8E5M2),
+            Format::Tf32 => narrow!(Tf32),
         }
     }
 

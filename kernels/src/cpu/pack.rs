@@ -1,7 +1,7 @@
 //! Packing: strided operands of a product become panels that register tiles read in order.
 
 use super::extent::{height, step};
-use super::formats::{self, BF16, F8E4M3, F8E5M2, F16, Format, Narrow, Operand};
+use super::formats::{self, BF16, F8E4M3, F8E5M2, F16, Format, Narrow, Operand, Tf32};
 use super::vector::{Job, Scalar, Vector};
 
 /// An element that is packed as the number that it is.
@@ -100,7 +100,7 @@ macro_rules! narrow {
     )*};
 }
 
-narrow!(BF16, F16, F8E4M3, F8E5M2);
+narrow!(BF16, F16, F8E4M3, F8E5M2, Tf32);
 
 /// Packs columns of `b` into a panel of `width` columns, padded with zeros.
 ///
@@ -127,6 +127,7 @@ pub(super) unsafe fn pack_columns<V: Vector>(
         Format::F16 => narrow!(F16),
         Format::F8E4M3 => narrow!(F8E4M3),
         Format::F8E5M2 => narrow!(F8E5M2),
+        Format::Tf32 => narrow!(Tf32),
     }
 }
 
@@ -173,6 +174,7 @@ pub(super) unsafe fn pack_rows<V: Vector>(
         Format::F16 => narrow!(F16),
         Format::F8E4M3 => narrow!(F8E4M3),
         Format::F8E5M2 => narrow!(F8E5M2),
+        Format::Tf32 => narrow!(Tf32),
     }
 }
 

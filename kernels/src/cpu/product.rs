@@ -46,7 +46,7 @@ pub(super) fn scratch<S>(p: &Product) -> usize {
     let borders = p.borders.len();
     let apart = match Format::of(p.stored.c) {
         Format::Own => 0,
-        Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 => {
+        Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 | Format::Tf32 => {
             apart_bytes::<S>(m, n).max(apart_bytes::<S>(n, m))
         }
     };
@@ -77,7 +77,8 @@ pub(super) fn plan(p: &Product) -> Plan {
         loops.iter().map(swap_one).collect()
     };
     let accumulate = p.accumulate;
-    let formats = [p.stored.a, p.stored.b, p.stored.c].map(Format::of);
+    let [of_a, of_b] = [p.stored.a, p.stored.b].map(|dtype| Format::of_operand(dtype, p.operands));
+    let formats = [of_a, of_b, Format::of(p.stored.c)];
     let pairs = pairs::fits(p);
     if swapped {
         let (frames, planes) = (Vec::new(), None);

@@ -45,7 +45,7 @@ impl Rounded {
             }};
         }
         match self.c.format {
-            Format::Own => unreachable!("such a result is not rounded"),
+            Format::Own | Format::Tf32 => unreachable!("such a result is not rounded"),
             Format::BF16 => to!(BF16),
             Format::F16 => to!(F16),
             Format::F8E4M3 => to!(F8E4M3),

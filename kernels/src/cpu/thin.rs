@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use super::blocked::Block;
 use super::extent::THIN;
-use super::formats::{BF16, F16, Format};
+use super::formats::{BF16, F16, Format, Tf32};
 use super::pack::Element;
 use super::vector::{Job, Scalar, Vector};
 
@@ -16,7 +16,7 @@ const DEPTH: usize = 4;
 
 /// Whether there is a loop for operands that are stored so.
 pub(super) fn reads([a, b]: [Format; 2]) -> bool {
-    a == b && matches!(a, Format::Own | Format::BF16 | Format::F16)
+    a == b && matches!(a, Format::Own | Format::BF16 | Format::F16 | Format::Tf32)
 }
 
 /// Multiplies a block of at most [`THIN`] rows, whose columns are contiguous in `b`.
@@ -34,6 +34,7 @@ pub(super) unsafe fn multiply<V: Vector>(
     match block.b.format {
         Format::BF16 => V::call(Thin::<BF16, V::Scalar> { block, sums, add, of: PhantomData }),
         Format::F16 => V::call(Thin::<F16, V::Scalar> { block, sums, add, of: PhantomData }),
+        Format::Tf32 => V::call(Thin::<Tf32, V::Scalar> { block, sums, add, of: PhantomData }),
         // SAFETY: by the contract of the function.
         Format::Own | Format::F8E4M3 | Format::F8E5M2 => unsafe {
             multiply_elements::<V, V::Scalar>(block, sums, add);

@@ -53,6 +53,8 @@ pub(super) trait Scalar:
     fn sigmoid<V: Vector<Scalar = Self>>(x: V) -> V;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
+    /// The largest power of two not above `|self|`, with the sign of `self`.
+    fn power_floor(self) -> Self;
     fn pow(self, exponent: Self) -> Self;
 }
 
@@ -372,6 +374,19 @@ macro_rules! scalar_constants {
 
         fn cos(self) -> $float {
             $float::cos(self)
+        }
+
+        fn power_floor(self) -> $float {
+            const MANTISSA: u32 = $float::MANTISSA_DIGITS - 1;
+            // Subnormal numbers have no exponent: a larger number has the same bits below it.
+            const LARGER: $float = (1_u64 << MANTISSA) as $float;
+            if !self.is_finite() {
+                return self;
+            }
+            let is_subnormal = self.abs() < $float::MIN_POSITIVE;
+            let normal = if is_subnormal { self * LARGER } else { self };
+            let power = $float::from_bits(normal.to_bits() >> MANTISSA << MANTISSA);
+            if is_subnormal { power / LARGER } else { power }
         }
 
         fn pow(self, exponent: $float) -> $float {

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use ir::op::Operands;
+
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
@@ -128,7 +130,9 @@ impl ProductTile {
             format!("batch_a + ({}) + ({})", nest(&loops.m[0], "m"), nest(&loops.k[0], "k"));
         line!(text, "{compute} x = 0;");
         line!(text, "if (m < {m_size} && k < end) x = Load<{compute}>::of({a}[{place}]);");
-        line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = x;");
+        let is_rounded = self.product.operands == Operands::Tf32;
+        let x = if is_rounded { "tf32_of(x)" } else { "x" };
+        line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = {x};");
         text.end();
         line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
         line!(text, "const u64 n = block_n + i % {TILE_MN}, k = at + i / {TILE_MN};");
@@ -141,7 +145,7 @@ impl ProductTile {
         self.borders(text);
         line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]);");
         text.end();
-        line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = x;");
+        line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = {x};");
         text.end();
     }
 

@@ -317,6 +317,7 @@ fn unary(op: UnaryOp, dtype: DType, x: &str) -> String {
             | UnaryOp::Erf
             | UnaryOp::Sin
             | UnaryOp::Cos
+            | UnaryOp::PowerFloor
             | UnaryOp::Sigmoid
             | UnaryOp::GeluTanh
             | UnaryOp::GeluErf
@@ -342,6 +343,7 @@ fn unary(op: UnaryOp, dtype: DType, x: &str) -> String {
         UnaryOp::Sin => format!("sin_of({x})"),
         UnaryOp::Cos => format!("cos_of({x})"),
         UnaryOp::Floor => format!("floor_of({x})"),
+        UnaryOp::PowerFloor => format!("power_floor({x})"),
         UnaryOp::Sigmoid => format!("sigmoid_of({x})"),
         UnaryOp::Square => format!("{x} * {x}"),
         UnaryOp::GeluTanh => format!("gelu_tanh({x})"),

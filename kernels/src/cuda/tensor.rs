@@ -22,6 +22,7 @@
 use std::fmt;
 
 use ir::DType;
+use ir::op::Operands;
 
 use super::arch::{Arch, F32Products, Target};
 use super::index::nest;
@@ -106,7 +107,7 @@ impl Elements {
     fn of(p: &Product, target: Target) -> Option<Elements> {
         let StoredTypes { a, b, .. } = p.stored;
         let are = |types: [DType; 2]| types.contains(&a) && types.contains(&b);
-        let is_rounded = target.f32_products == F32Products::Tf32;
+        let is_rounded = p.operands == Operands::Tf32 || target.f32_products == F32Products::Tf32;
         if are([DType::BF16, DType::F16]) && a == b {
             return Some(Elements::Halves);
         }

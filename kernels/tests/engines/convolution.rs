@@ -5,6 +5,7 @@ use gantline_kernels::cpu::Isa;
 use gantline_kernels::verify::verify;
 use gantline_kernels::{Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
 use ir::DType;
+use ir::op::Operands;
 
 use crate::{Buffer, Random, run_on_threads, same_bits, sets};
 
@@ -84,6 +85,7 @@ impl Convolution {
             accumulate,
             dtype: DType::F32,
             stored: StoredTypes::all(DType::F32),
+            operands: Operands::Exact,
             borders: if self.is_line { vec![border(1)] } else { vec![border(0), border(1)] },
         }
     }

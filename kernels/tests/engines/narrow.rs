@@ -3,9 +3,13 @@
 
 use gantline_kernels::cpu::Isa;
 use gantline_kernels::verify::verify;
-use gantline_kernels::{Attention, Kernel, Output, Positions, Product, Rope, Rows, StoredTypes};
+use gantline_kernels::{
+    Access, Attention, Instr, Kernel, Output, Positions, Product, Rope, RowInput, Rows,
+    StoredTypes, UnaryOp,
+};
 use ir::DType;
-use ir::formats::nearest;
+use ir::formats::{nearest, tf32};
+use ir::op::Operands;
 
 use crate::attention::{document_input, key_input, random_attention, random_bias, random_packed};
 use crate::product::{Framed, random_product};
@@ -97,6 +101,65 @@ fn products_are_those_of_f32_rounded() {
         );
         for isa in sets().into_iter().filter(|isa| !crate::pairs::is_paired(*isa, &p)) {
             compare(isa, [&kernel, &Kernel::Product(single(&p))], &inputs, &old);
+        }
+    }
+}
+
+/// Products of TF32 are those of operands that were rounded before, bit for bit.
+#[test]
+fn products_of_tf32_are_those_of_rounded_operands() {
+    for case in 0..60 {
+        let mut random = Random::new(case);
+        let mut p = random_product(&mut random, DType::F32);
+        if case % 2 == 1 {
+            let (m, n, k) = (1 + random.below(90), 1 + random.below(200), random.below(600));
+            p = Product::matrix(m, n, k, DType::F32);
+            p.accumulate = random.below(2) == 0;
+        }
+        let exact = Kernel::Product(p.clone());
+        let kernel = Kernel::Product(Product { operands: Operands::Tf32, ..p });
+        let inputs = random_buffers(&mut random, &kernel.inputs());
+        let old = random_buffers(&mut random, &kernel.outputs());
+        let round = |buffer: &Buffer| {
+            let numbers = buffer.numbers().into_iter().map(|x| f64::from(tf32(x as f32)));
+            Buffer::new(DType::F32, &numbers.collect::<Vec<_>>())
+        };
+        let rounded: Vec<Buffer> = inputs.iter().map(round).collect();
+        verify(&kernel).unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
+        for isa in sets() {
+            let found = run_on_threads(isa, &kernel, &inputs, &old);
+            let want = run_on_threads(isa, &exact, &rounded, &old);
+            assert_eq!(found, want, "on {isa:?}: {kernel:?}");
+        }
+    }
+}
+
+#[test]
+fn powers_of_two_are_found_below_all_numbers() {
+    let smallest = f32::from_bits(1);
+    let numbers = [0.0, -0.0, smallest, -3.0 * smallest, f32::MIN_POSITIVE, 0.75, -1.0, 447.9];
+    let found = [0.0, -0.0, smallest, -2.0 * smallest, f32::MIN_POSITIVE, 0.5, -1.0, 256.0];
+    let mut numbers: Vec<f64> = numbers.map(f64::from).to_vec();
+    numbers.extend([f64::from(f32::MAX), f64::INFINITY, f64::NEG_INFINITY, f64::NAN]);
+    let mut expected: Vec<f64> = found.map(f64::from).to_vec();
+    expected.extend([2.0_f64.powi(127), f64::INFINITY, f64::NEG_INFINITY, f64::NAN]);
+    for dtype in [DType::F32, DType::F64] {
+        let access = || Access::full(1, numbers.len());
+        let kernel = Kernel::Rows(Rows {
+            rows: 1,
+            cols: numbers.len(),
+            dtype,
+            inputs: vec![RowInput { dtype, access: access() }],
+            instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::PowerFloor, x: 0 }],
+            outputs: vec![Output::Store { value: 1, access: access(), dtype, accumulate: false }],
+        });
+        let (inputs, old) = ([Buffer::new(dtype, &numbers)], [Buffer::new(dtype, &numbers)]);
+        for isa in sets() {
+            let found = run_on_threads(isa, &kernel, &inputs, &old)[0].numbers();
+            let same = |(found, want): (&f64, &f64)| {
+                found.to_bits() == want.to_bits() || found.is_nan() && want.is_nan()
+            };
+            assert!(found.iter().zip(&expected).all(same), "{found:?}, not {expected:?}, {isa:?}");
         }
     }
 }

@@ -7,6 +7,7 @@ use gantline_kernels::{
     Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, UnaryOp,
 };
 use ir::DType;
+use ir::op::Operands;
 
 use crate::{Buffer, Random, assert_close, run, run_on_threads, same_bits, sets};
 
@@ -50,6 +51,7 @@ pub(crate) fn random_product(random: &mut Random, dtype: DType) -> Product {
         accumulate: random.below(2) == 0,
         dtype,
         stored: StoredTypes::all(dtype),
+        operands: Operands::Exact,
         borders: Vec::new(),
     }
 }
@@ -102,6 +104,7 @@ impl Framed {
             accumulate: false,
             dtype,
             stored: StoredTypes::all(dtype),
+            operands: Operands::Exact,
             borders: vec![border(0), border(1)],
         }
     }

@@ -37,6 +37,8 @@ fn unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Sin => x.sin(),
         UnaryOp::Cos => x.cos(),
         UnaryOp::Floor => x.floor(),
+        UnaryOp::PowerFloor if x == 0.0 => x,
+        UnaryOp::PowerFloor => x.abs().log2().floor().exp2().copysign(x),
         UnaryOp::Sigmoid => sigmoid(x),
         UnaryOp::Square => x * x,
         UnaryOp::GeluTanh => {
@@ -278,7 +280,7 @@ impl Writer<'_> {
             }
             UnaryOp::Exp => drop(self.push(Instr::Unary { op, x }, b.exp())),
             UnaryOp::Square => drop(self.push(Instr::Unary { op, x }, b * b)),
-            UnaryOp::Floor | UnaryOp::Not if self.smooth => {}
+            UnaryOp::Floor | UnaryOp::PowerFloor | UnaryOp::Not if self.smooth => {}
             UnaryOp::Floor => drop(self.push(Instr::Unary { op, x }, b + 1.0)),
             _ => drop(self.push(Instr::Unary { op, x }, b.max(1.0))),
         }

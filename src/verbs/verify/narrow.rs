@@ -7,7 +7,7 @@
 //! as the interpreter is that rounds each value to its type.
 
 use ir::import::Model;
-use ir::precision::Precision;
+use ir::precision::{Precision, Products};
 
 use super::reference::Reference;
 use super::{Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums};
@@ -24,8 +24,10 @@ pub(in crate::verbs) fn run(
     question: &mut PlanRequest,
     one: &Computed,
 ) -> Result<Exit, Failure> {
-    let Precision { compute, saved, .. } = question.precision;
-    let dtype = if saved.size() < compute.size() { saved } else { compute };
+    let Precision { compute, saved, products, .. } = question.precision;
+    let narrow = if saved.size() < compute.size() { saved } else { compute };
+    let dtype = if products == Products::Own { narrow.name() } else { products.name() };
+    let numbers = (dtype, products != Products::Own || narrow.is_narrow());
     let Some(reference) = Reference::of(question, model, args.seed)? else {
         let headline = format!(
             "{dtype} is compared with f64 by the interpreter, which does no \
@@ -43,11 +45,11 @@ pub(in crate::verbs) fn run(
     note_loss(one.loss);
     if args.ranks == 1 && args.plan.is_none() {
         own.is_ok = own.distance <= FARTHER_MAX * rounded.distance;
-        return finish(args, dtype, &reference.step, vec![own], Vec::new());
+        return finish(args, numbers, &reference.step, vec![own], Vec::new());
     }
     let (mut lines, refused) = lines_of(args, model, question, &reference.step)?;
     let rounding = rounding_of_sums(&question.precision, args.ranks);
     let farthest = FARTHER_MAX * own.distance.max(rounded.distance) + rounding;
     lines.iter_mut().for_each(|line| line.is_ok = line.distance <= farthest);
-    finish(args, dtype, &reference.step, lines, refused)
+    finish(args, numbers, &reference.step, lines, refused)
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "what is left is alike")]
 
+use ir::op::Operands;
 use kernels::Offset;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
@@ -71,6 +72,7 @@ fn product(r: &mut Draws) -> Product {
         accumulate: r.coin(),
         dtype: DType::F32,
         stored: StoredTypes::all(DType::F32),
+        operands: Operands::Exact,
         borders: Vec::new(),
     }
 }

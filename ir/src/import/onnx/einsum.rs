@@ -169,7 +169,7 @@ fn joined(s: &mut Site, a: Term, b: Term, result: &[char], rest: &[Term]) -> Res
     }
     let named = |letters: &[char]| letters.iter().map(|c| names[c]).collect::<Vec<char>>();
     let (a_named, b_named) = (named(&a.letters), named(&b.letters));
-    let einsum = Einsum { a: a_named, b: b_named, result: named(&letters), is_wide: false };
+    let einsum = Einsum::new(a_named, b_named, named(&letters));
     let id = s.push(Op::Contract(einsum), &[a.id, b.id])?;
     Ok(Term { id, letters })
 }

@@ -206,7 +206,7 @@ fn by_matrix(s: &mut Site, x: ValueId, dim: usize, taps: &Taps) -> Made {
     let letters: Vec<char> = ('a'..='y').take(s.ndim(x)).collect();
     let mut result = letters.clone();
     result[dim] = 'z';
-    let einsum = Einsum { a: letters.clone(), b: vec!['z', letters[dim]], result, is_wide: false };
+    let einsum = Einsum::new(letters.clone(), vec!['z', letters[dim]], result);
     s.push(Op::Contract(einsum), &[x, matrix])
 }
 

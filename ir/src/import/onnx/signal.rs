@@ -168,7 +168,7 @@ fn along(s: &mut Site, x: ValueId, matrix: ValueId, dim: usize) -> Made {
     let letters: Vec<char> = ('a'..='y').take(s.ndim(x)).collect();
     let mut result = letters.clone();
     result[dim] = 'z';
-    let einsum = Einsum { a: letters.clone(), b: vec!['z', letters[dim]], result, is_wide: false };
+    let einsum = Einsum::new(letters.clone(), vec!['z', letters[dim]], result);
     s.push(Op::Contract(einsum), &[x, matrix])
 }
 

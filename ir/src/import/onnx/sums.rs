@@ -42,12 +42,11 @@ pub(super) fn matmul(s: &mut Site) -> Translated {
     }
     let common = letters(0..lead.len());
     let of = |has: bool, last: [char; 2]| [if has { &common[..] } else { &[] }, &last].concat();
-    let einsum = Einsum {
-        a: of(!lead_a.is_empty(), ['x', 'y']),
-        b: of(!lead_b.is_empty(), ['y', 'z']),
-        result: of(true, ['x', 'z']),
-        is_wide: false,
-    };
+    let einsum = Einsum::new(
+        of(!lead_a.is_empty(), ['x', 'y']),
+        of(!lead_b.is_empty(), ['y', 'z']),
+        of(true, ['x', 'z']),
+    );
     let product = contract(s, einsum, a, b)?;
     let dims = s.dims(product);
     let keep =
@@ -63,12 +62,11 @@ pub(super) fn gemm(s: &mut Site) -> Translated {
         0 => letters.to_vec(),
         _ => vec![letters[1], letters[0]],
     };
-    let einsum = Einsum {
-        a: order(s.int("transA", 0), ['x', 'y']),
-        b: order(s.int("transB", 0), ['y', 'z']),
-        result: vec!['x', 'z'],
-        is_wide: false,
-    };
+    let einsum = Einsum::new(
+        order(s.int("transA", 0), ['x', 'y']),
+        order(s.int("transB", 0), ['y', 'z']),
+        vec!['x', 'z'],
+    );
     let mut y = contract(s, einsum, a, b)?;
     let (alpha, beta) = (s.float("alpha", 1.0), s.float("beta", 1.0));
     if alpha != 1.0 {

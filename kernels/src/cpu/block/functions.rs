@@ -44,6 +44,7 @@ functions! { Function1:
     Sin(x) => x.map(V::Scalar::sin);
     Cos(x) => x.map(V::Scalar::cos);
     Floor(x) => x.floor();
+    PowerFloor(x) => x.map(V::Scalar::power_floor);
     Sigmoid(x) => sigmoid(x);
     Square(x) => x.mul(x);
     GeluTanh(x) => gelu_tanh(x);

@@ -276,6 +276,7 @@ impl<'a, V: Vector> Machine<'a, V> {
             UnaryOp::Sin => map!(Sin),
             UnaryOp::Cos => map!(Cos),
             UnaryOp::Floor => map!(Floor),
+            UnaryOp::PowerFloor => map!(PowerFloor),
             UnaryOp::Sigmoid => map!(Sigmoid),
             UnaryOp::Square => map!(Square),
             UnaryOp::GeluTanh => map!(GeluTanh),

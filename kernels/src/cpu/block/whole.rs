@@ -476,6 +476,7 @@ fn unary(op: UnaryOp, target: &mut [i64], x: &[i64]) {
         | UnaryOp::Erf
         | UnaryOp::Sin
         | UnaryOp::Cos
+        | UnaryOp::PowerFloor
         | UnaryOp::Sigmoid
         | UnaryOp::GeluTanh
         | UnaryOp::GeluErf

@@ -22,6 +22,11 @@ template <class T> PART bool is_nan(T x) { return x != x; }
 
 // ---- narrow types, to f32: exact
 
+PART float tf32_of(float x) {
+  unsigned int bits = bits_of(x);
+  round_to_tf32(bits);
+  return float_of_bits(bits);
+}
 PART float widened(bf16 x) { return float_of_bits((u32)x.bits << 16); }
 PART float widened(f16 x) {
   u32 sign = (u32)(x.bits & 0x8000) << 16, exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
@@ -317,6 +322,18 @@ PART void sine_and_cosine(double x, double& sine, double& cosine) {
 }
 PART float floor_of(float x) { return floorf(x); }
 PART double floor_of(double x) { return floor(x); }
+// The largest power of two not above |x|, with the sign of x.
+PART float power_floor(float x) {
+  if (!(x - x == 0)) return x;
+  const bool is_subnormal = (bits_of(x) & 0x7f800000u) == 0;
+  const float normal = is_subnormal ? x * 16777216.0f : x;
+  const float power = float_of_bits(bits_of(normal) & 0xff800000u);
+  return is_subnormal ? power * 5.9604644775390625e-8f : power;
+}
+PART double power_floor(double x) {
+  if (!(x - x == 0) || x == 0) return x;
+  return copysign(ldexp(1.0, ilogb(x)), x);
+}
 PART float abs_of(float x) { return fabsf(x); }
 PART double abs_of(double x) { return fabs(x); }
 PART float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
