@@ -200,7 +200,8 @@ fn random_precision(draws: &mut Draws) -> Precision {
         precision.parameters = two[draws.below(2)];
         precision.states = two[draws.below(2)];
         precision.logits = two[draws.below(2)];
-        precision.reduce = two[draws.below(2)];
+        precision.gradients = two[draws.below(2)];
+        precision.reduce = if draws.below(2) == 0 { dtype } else { precision.gradients };
         if precision.parameters != dtype || draws.below(2) == 0 {
             precision.master = None;
         }
