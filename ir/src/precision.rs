@@ -26,7 +26,8 @@ pub struct Precision {
     /// Copies of the weights that are updated, and from which the weights are rounded; none where
     /// the weights themselves are updated.
     pub master: Option<DType>,
-    /// Gradients of weights, added up over micro-batches.
+    /// Gradients of weights, added up over micro-batches: where these are narrow, each sum is
+    /// rounded once.
     pub gradients: DType,
     /// The same as ranks exchange them.
     pub reduce: DType,
@@ -167,15 +168,21 @@ impl Precision {
             let (holds, why) = own(role, dtype);
             require(holds, why);
         }
+        let rounds = |dtype: DType| wide == DType::F32 && dtype.is_narrow();
         require(
-            gradients == wide,
-            format!("gradients={gradients}: with compute={compute} they are added up in {wide}"),
+            gradients == wide || rounds(gradients),
+            format!(
+                "gradients={gradients}: with compute={compute} they are added up in {wide}{}",
+                if wide == DType::F32 { " or narrower" } else { "" }
+            ),
         );
-        // Compared with the default, too: a wrong role of gradients is one error, not two.
-        let rounds = wide == DType::F32 && reduce.is_narrow();
+        // Narrow ones are summed as they are. Of wrong gradients one error is enough.
+        let fits = if gradients == wide { rounds(reduce) } else { !rounds(gradients) };
         require(
-            [gradients, wide].contains(&reduce) || rounds,
-            format!("reduce={reduce}: sums of {wide} are exchanged as {wide} or narrower"),
+            reduce == gradients || fits,
+            format!("reduce={reduce}: sums of {gradients} are exchanged as {gradients}{}", {
+                if gradients == DType::F32 { " or narrower" } else { "" }
+            }),
         );
         require(
             self.saved == compute || !compute.is_narrow() && self.saved.size() < compute.size(),
