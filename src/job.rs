@@ -475,7 +475,7 @@ pub fn training_precision(
             wrong.push(usage("--precision", headline).help("set it once"));
         } else if let Err(why) = precision.set(name, to) {
             let help = match ROLES.contains(&name) {
-                true => "types are f64, f32, bf16 and f16; masters may be none, too",
+                true => "types are f64, f32, bf16 and f16; masters may be none, states f8e4m3",
                 false => "set one of these roles, as in states=bf16",
             };
             wrong.push(usage("--precision", why).help(help));
