@@ -487,8 +487,8 @@ pub fn training_precision(
         } else if let Err(why) = precision.set(name, to) {
             let help = match ROLES.contains(&name) {
                 true => {
-                    "types are f64, f32, bf16 and f16; masters may be none, too; products are \
-                         own, tf32, f8e4m3 or f8-hybrid"
+                    "types are f64, f32, bf16 and f16; masters may be none, states f8e4m3, \
+                     products own, tf32, f8e4m3 or f8-hybrid"
                 }
                 false => "set one of these roles, as in states=bf16",
             };

@@ -20,6 +20,7 @@ use crate::evaluation;
 use crate::executable::{BUFFERS_MAX, NotYet, check_executable};
 use crate::refusal::Refusal;
 use crate::routines::Layers;
+use crate::weights::weight_places;
 pub(crate) use class::Class;
 use ends::AllEnds;
 
@@ -133,8 +134,19 @@ impl<'m> Compiler<'m> {
     /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel, `E2004`
     /// when the plan decides what no program does.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
-        let classes = (0..plan.mesh.pp).flat_map(|s| (0..plan.mesh.tp).map(move |t| (s, t)));
-        classes.map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
+        classes(plan).map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
+    }
+
+    /// Whether the ranks of a plan hold weights as it says: whole blocks, where states have scales.
+    ///
+    /// # Errors
+    /// `E2002`, with a weight and why it cannot be cut.
+    pub fn check_weights(&self, plan: &Plan) -> Result<(), Diagnostic> {
+        for (stage, tensor) in classes(plan) {
+            let places = weight_places(self.module, &self.calls, plan, stage, tensor);
+            places.map_err(|why| refused(plan, stage, tensor, &why.into()))?;
+        }
+        Ok(())
     }
 
     /// The program of one class.
@@ -186,6 +198,12 @@ impl<'m> Compiler<'m> {
         let made = ends.of(module, calls, plan, [stage, tensor], &mut layers.table);
         made.map_err(|why| refused(plan, stage, tensor, &why))
     }
+}
+
+/// The stages of a plan and the places on the tensor-parallel axis of each.
+fn classes(plan: &Plan) -> impl Iterator<Item = (usize, usize)> {
+    let tp = plan.mesh.tp;
+    (0..plan.mesh.pp).flat_map(move |stage| (0..tp).map(move |tensor| (stage, tensor)))
 }
 
 fn refused(plan: &Plan, stage: usize, tensor: usize, why: &Refusal) -> Diagnostic {

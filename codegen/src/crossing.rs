@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use ir::{TensorType, ValueId};
+use ir::precision::Precision;
+use ir::{DType, TensorType, ValueId};
 
 use crate::calls::{Call, Calls, Operand};
 use crate::refusal::Refusal;
@@ -73,6 +74,16 @@ pub fn gradient_adds(own: &[Call], arrived: &[ValueId], microbatch_count: usize)
     }
     adds.reverse();
     adds
+}
+
+/// For each operand of a call, the type in which its gradient is added up, where that is not the
+/// type of sums: to that each sum is rounded.
+pub fn rounded_gradients(call: &Call, precision: &Precision) -> Vec<Option<DType>> {
+    let Precision { gradients, accumulate, .. } = *precision;
+    let of = |operand: &Operand| {
+        (matches!(operand, Operand::Weight(_)) && gradients != accumulate).then_some(gradients)
+    };
+    call.operands.iter().map(of).collect()
 }
 
 /// Whether the gradient of a weight is added to before anything was written to it in this step.

@@ -80,10 +80,12 @@ impl Footprint {
                 Contents::Param(_) => footprint.params += buffer.bytes,
                 Contents::Master(_) => footprint.masters += buffer.bytes,
                 Contents::Grad(_) => footprint.grads += buffer.bytes,
-                Contents::State { .. } => footprint.states += buffer.bytes,
+                Contents::State { .. } | Contents::Scale { .. } => {
+                    footprint.states += buffer.bytes;
+                }
                 Contents::Shard { role, .. } => match role {
                     ShardRole::Master => footprint.masters += buffer.bytes,
-                    ShardRole::State(_) => footprint.states += buffer.bytes,
+                    ShardRole::State(_) | ShardRole::Scale(_) => footprint.states += buffer.bytes,
                     // They lie where activations were.
                     ShardRole::Grad | ShardRole::Rounded => {}
                 },
@@ -162,6 +164,7 @@ fn scratch(program: &Program) -> [u64; 2] {
         | Contents::Master(_)
         | Contents::Grad(_)
         | Contents::State { .. }
+        | Contents::Scale { .. }
         | Contents::Feed(_)
         | Contents::Stats
         | Contents::Cache(_)

@@ -12,7 +12,7 @@ use crate::calls::Calls;
 use crate::grouping::Choice;
 use crate::partition::Place;
 use crate::refusal::Refusal;
-use crate::routines::{LayerDecisions, Layers};
+use crate::routines::{GradientSums, LayerDecisions, Layers};
 
 /// One half of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,8 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
         let whole = BTreeMap::new();
         let decisions = LayerDecisions { shardings: &whole, keep: Keep::Full };
         let adds = vec![false; function.param_count];
-        let layer = layers.layer(name, decisions, place, &adds, false)?;
+        let sums = GradientSums { adds: &adds, rounded: &vec![None; adds.len()] };
+        let layer = layers.layer(name, decisions, place, sums, false)?;
         let halves = [("forward", &layer.forward), ("backward", &layer.backward)];
         for ((half, routine), choice) in halves.into_iter().zip(layer.choices) {
             let launches = launches(routine, layers.kernels());

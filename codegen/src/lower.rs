@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::sharding::Layout;
-use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
+use ir::{Axis, DType, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
@@ -47,9 +47,25 @@ impl KernelTable {
     }
 }
 
-/// Lowers a fused function. Its slots are the parameters, then the results; a result that
-/// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
-/// parameter updates it: both slots are one buffer. What `chunks` are called for runs in pieces.
+/// What becomes of a function's results: by result, and of those that are left out nothing special.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slots<'a> {
+    /// Whether it is added to what its slot holds.
+    pub(crate) adds: &'a [bool],
+    /// The type of its slot, where that is not the result's own.
+    pub(crate) rounded: &'a [Option<DType>],
+    /// The parameter that it updates: both slots are one buffer.
+    pub(crate) in_place: &'a [Option<usize>],
+}
+
+impl Slots<'_> {
+    fn rounded(&self, result: usize) -> Option<DType> {
+        self.rounded.get(result).copied().flatten()
+    }
+}
+
+/// Lowers a fused function. Its slots are the parameters, then the results, which go where `slots`
+/// says. What `chunks` are called for runs in pieces.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
@@ -57,14 +73,12 @@ pub(crate) fn lower_routine(
     function: &Function,
     module: &Module,
     chunks: Option<&Chunks>,
-    accumulate: &[bool],
-    in_place: &[Option<usize>],
+    slots: Slots<'_>,
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    let mut lower = Lower::new(function, module, table);
+    let mut lower = Lower::new(function, module, slots, table);
     lower.chunks = chunks;
-    lower.in_place = in_place.to_vec();
-    lower.assign_slots(accumulate);
+    lower.assign_slots();
     // All that has no kernel is said at once, with the nodes that each sentence is about.
     let mut wrong: BTreeMap<Refusal, Vec<String>> = BTreeMap::new();
     let pools = pools(function);
@@ -81,6 +95,7 @@ pub(crate) fn lower_routine(
             let name = &function.value(node.results[0]).name;
             wrong.entry(why).or_default().push(format!("`%{name}`"));
         }
+        lower.round_results(node);
     }
     let sentence = |(why, nodes): (Refusal, Vec<String>)| {
         why.map(|why| format!("{why}, which {} need", nodes.join(", ")))
@@ -105,19 +120,23 @@ struct Lower<'a> {
     table: &'a mut KernelTable,
     chunks: Option<&'a Chunks>,
     home: Vec<Option<Home>>,
-    /// For each result, the parameter that it updates in place.
-    in_place: Vec<Option<usize>>,
+    slots: Slots<'a>,
     /// Values whose producer adds to their slot.
     adds: Vec<bool>,
-    /// Results that are not written by their producer: the slot, the value, whether it is added.
-    copies: Vec<(u32, ValueId, bool)>,
+    /// Results that are not written by their producer: which, the value, whether it is added.
+    copies: Vec<(usize, ValueId, bool)>,
     /// The locals, the offsets of parts from the start of what they are parts of.
     locals: Vec<LocalBuffer>,
     instructions: Vec<Instruction>,
 }
 
 impl<'a> Lower<'a> {
-    fn new(function: &'a Function, module: &'a Module, table: &'a mut KernelTable) -> Lower<'a> {
+    fn new(
+        function: &'a Function,
+        module: &'a Module,
+        slots: Slots<'a>,
+        table: &'a mut KernelTable,
+    ) -> Lower<'a> {
         let count = function.values.len();
         let mut home = vec![None; count];
         for param in function.params() {
@@ -129,7 +148,7 @@ impl<'a> Lower<'a> {
             table,
             chunks: None,
             home,
-            in_place: Vec::new(),
+            slots,
             adds: vec![false; count],
             copies: Vec::new(),
             locals: Vec::new(),
@@ -138,7 +157,7 @@ impl<'a> Lower<'a> {
     }
 
     /// Gives results their slots, where the producer can write there.
-    fn assign_slots(&mut self, accumulate: &[bool]) {
+    fn assign_slots(&mut self) {
         let producers = self.function.producers();
         let mut uses = vec![0_usize; self.function.values.len()];
         for operand in self.function.nodes.iter().flat_map(|n| &n.operands) {
@@ -149,9 +168,10 @@ impl<'a> Lower<'a> {
         self.function.results.iter().for_each(|result| times[result.index()] += 1);
         for (at, result) in self.function.results.iter().enumerate() {
             let slot = (self.function.param_count + at) as u32;
-            let add = accumulate.get(at).copied().unwrap_or(false);
+            let add = self.slots.adds.get(at).copied().unwrap_or(false);
             let node = producers[result.index()].map(|p| &self.function.nodes[p]);
-            let direct = self.home[result.index()].is_none()
+            let direct = self.slots.rounded(at).is_none()
+                && self.home[result.index()].is_none()
                 && times[result.index()] == 1
                 && node.is_some_and(|n| !matches!(n.op, Op::Reshape { .. }))
                 && (!add
@@ -160,7 +180,7 @@ impl<'a> Lower<'a> {
                 self.home[result.index()] = Some(Home::Slot(slot));
                 self.adds[result.index()] = add;
             } else {
-                self.copies.push((slot, *result, add));
+                self.copies.push((at, *result, add));
             }
         }
     }
@@ -354,7 +374,7 @@ impl<'a> Lower<'a> {
         let (from, to) = (self.home(x), self.home(node.result()));
         let reads = self.function.nodes.iter().flat_map(|n| &n.operands).filter(|o| **o == x);
         if !self.is_same_buffer(from, to) {
-            self.copy(x, to, from, false);
+            self.copy(x, to, from);
         } else if reads.count() > 1 {
             let name = &self.function.value(x).name;
             return Err(format!("`%{name}` is read besides its update").into());
@@ -368,7 +388,7 @@ impl<'a> Lower<'a> {
     fn is_same_buffer(&self, param: Ref, result: Ref) -> bool {
         let (Ref::Slot(param), Ref::Slot(result)) = (param, result) else { return false };
         let result = (result as usize).checked_sub(self.function.param_count);
-        let updated = result.and_then(|at| *self.in_place.get(at)?);
+        let updated = result.and_then(|at| *self.slots.in_place.get(at)?);
         updated == Some(param as usize)
     }
 
@@ -409,7 +429,7 @@ impl<'a> Lower<'a> {
         let (exchange, input) = match kind {
             Collective::AllReduce(combiner) => {
                 // In place: first the value goes where the result will be.
-                self.copy(operand, output, input, false);
+                self.copy(operand, output, input);
                 (Exchange::AllReduce(*combiner), output)
             }
             Collective::AllGather { dim, counts } => {
@@ -433,7 +453,14 @@ impl<'a> Lower<'a> {
         });
     }
 
-    fn copy(&mut self, value: ValueId, to: Ref, from: Ref, add: bool) {
+    /// Copies a value, as it is.
+    fn copy(&mut self, value: ValueId, to: Ref, from: Ref) {
+        self.store(value, [from, to], (self.ty(value).dtype, false));
+    }
+
+    /// Stores or adds a value in or to a buffer of a type, to which the number or the sum is
+    /// rounded once.
+    fn store(&mut self, value: ValueId, [from, to]: [Ref; 2], (dtype, add): (DType, bool)) {
         let ty = self.ty(value);
         let count = ty.count().expect("local sizes are bound");
         let access = Access::full(1, count);
@@ -443,30 +470,52 @@ impl<'a> Lower<'a> {
             dtype: catalogue::stored_in(ty.dtype),
             inputs: vec![RowInput { dtype: ty.dtype, access: access.clone() }],
             instrs: vec![Instr::Load { input: 0 }],
-            outputs: vec![Output::Store { value: 0, access, dtype: ty.dtype, accumulate: add }],
+            outputs: vec![Output::Store { value: 0, access, dtype, accumulate: add }],
         };
         self.launch(Kernel::Rows(rows), vec![from], vec![to]);
     }
 
     /// Writes the results that their producers could not write.
     fn finish_results(&mut self) {
-        for (slot, value, add) in std::mem::take(&mut self.copies) {
-            let from = self.home(value);
-            self.copy(value, Ref::Slot(slot), from, add);
+        for copy in std::mem::take(&mut self.copies) {
+            self.write_result(copy);
         }
+    }
+
+    /// Writes the results of a node that their slots round, so that what they were computed in is
+    /// free for the next node.
+    fn round_results(&mut self, node: &Node) {
+        let is_here = |(at, value, _): &(usize, ValueId, bool)| {
+            self.slots.rounded(*at).is_some() && node.results.contains(value)
+        };
+        let (here, later) = self.copies.iter().copied().partition(is_here);
+        self.copies = later;
+        let here: Vec<_> = here;
+        here.into_iter().for_each(|copy| self.write_result(copy));
+    }
+
+    fn write_result(&mut self, (at, value, add): (usize, ValueId, bool)) {
+        let from = self.home(value);
+        let to = Ref::Slot((self.function.param_count + at) as u32);
+        let dtype = self.slots.rounded(at).unwrap_or(self.ty(value).dtype);
+        self.store(value, [from, to], (dtype, add));
     }
 
     fn into_routine(self) -> Routine {
         let function = self.function;
         let mut locals = self.locals;
         let frame_bytes = parts::place(&mut locals, &self.instructions);
-        let slot = |value: ValueId| {
-            let bytes = function.ty(value).bytes().expect("local sizes are bound");
+        let slot = |(value, rounded): (ValueId, Option<DType>)| {
+            let ty = function.ty(value);
+            let ty = rounded.map_or_else(|| ty.clone(), |dtype| ty.with_dtype(dtype));
+            let bytes = ty.bytes().expect("local sizes are bound");
             (function.value(value).name.clone(), bytes)
         };
+        let results = function.results.iter().enumerate();
+        let results = results.map(|(at, result)| (*result, self.slots.rounded(at)));
         Routine {
             name: function.name.clone(),
-            slots: function.params().chain(function.results.iter().copied()).map(slot).collect(),
+            slots: function.params().map(|param| (param, None)).chain(results).map(slot).collect(),
             locals,
             frame_bytes,
             instructions: self.instructions,
@@ -508,8 +557,8 @@ mod tests {
         let h = b.contract("h", "ij,jk->ik", g, y);
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
-        let routine =
-            lower_routine(&function, &Module::default(), None, accumulate, &[], &mut table);
+        let slots = Slots { adds: accumulate, ..Slots::default() };
+        let routine = lower_routine(&function, &Module::default(), None, slots, &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
                 panic!("one rank exchanges nothing");

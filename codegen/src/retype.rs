@@ -5,8 +5,8 @@
 //! computed in the type of sums, and so are composites without a kernel for narrow types (norms,
 //! softmax, losses), whose results are rounded where they have the sizes of a narrow operand;
 //! statistics stay as they are. Elementwise operations are computed in the type of sums and
-//! rounded once: narrow where all operands are. Gradients of weights and logits have types of
-//! their own, to which products round directly.
+//! rounded once: narrow where all operands are. Wide logits are products that are not rounded.
+//! Gradients of weights stay sums: they are rounded where they are added up, if at all.
 //!
 //! The pass runs between differentiation and the inlining of composites, which still say what
 //! belongs together.
@@ -192,11 +192,9 @@ impl Layers<'_> {
         let of_weights = primal.differentiable_params().enumerate();
         for (at, param) in of_weights {
             if roles.is_weight[param.index()] {
-                results.push(self.precision.gradients);
-                if !self.precision.gradients.is_narrow() {
-                    let result = gradient.results[primal.results.len() + at];
-                    wide.extend(summands(gradient, result));
-                }
+                results.push(self.precision.accumulate);
+                let result = gradient.results[primal.results.len() + at];
+                wide.extend(summands(gradient, result));
             } else {
                 results.push(self.precision.compute);
             }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use ir::autodiff::gradient_name;
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
-use ir::{Function, Module};
+use ir::{DType, Function, Module};
 
 use crate::canonicalise::put_reduced_dims_last;
 use crate::chunk::{Chunks, Wide, cut_rows};
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
-use crate::lower::{KernelTable, lower_routine};
+use crate::lower::{KernelTable, Slots, lower_routine};
 use crate::materialise::store_unfit_leaves;
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::refusal::Refusal;
@@ -35,6 +35,15 @@ impl<'p> LayerDecisions<'p> {
     pub fn of(plan: &'p FunctionPlan, call: usize) -> LayerDecisions<'p> {
         LayerDecisions { shardings: &plan.shardings, keep: plan.keep_of(call) }
     }
+}
+
+/// How the gradients of a layer's parameters are added up.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientSums<'p> {
+    /// By parameter, whether its gradient is added to what its slot holds.
+    pub adds: &'p [bool],
+    /// By parameter, the type to which its slot rounds, where that is not the gradient's own.
+    pub rounded: &'p [Option<DType>],
 }
 
 /// A layer as one class of ranks runs it.
@@ -74,6 +83,7 @@ struct Variant {
     /// The fused layer.
     fused: usize,
     adds: Vec<bool>,
+    rounded: Vec<Option<DType>>,
     accumulate_results: bool,
 }
 
@@ -124,8 +134,8 @@ impl<'m> Layers<'m> {
 
     /// The layer of one class of ranks.
     ///
-    /// With `accumulate_results` its results are added to their slots, as are the gradients of the
-    /// parameters that `adds` marks.
+    /// With `accumulate_results` its results are added to their slots; gradients are as `sums`
+    /// says.
     ///
     /// # Errors
     /// When the plan does not fit the layer or an op has no kernel.
@@ -134,12 +144,13 @@ impl<'m> Layers<'m> {
         name: &str,
         decisions: LayerDecisions<'_>,
         place: Place,
-        adds: &[bool],
+        sums: GradientSums<'_>,
         accumulate_results: bool,
     ) -> Result<Arc<Layer>, Refusal> {
         let fused = self.fused_at(name, decisions, place)?;
         let primal = self.primal(name)?;
-        let variant = Variant { fused, adds: adds.to_vec(), accumulate_results };
+        let (adds, rounded) = (sums.adds.to_vec(), sums.rounded.to_vec());
+        let variant = Variant { fused, adds, rounded, accumulate_results };
         if let Some(there) = self.layers.get(&variant) {
             return Ok(Arc::clone(there));
         }
@@ -287,10 +298,11 @@ fn lower_layer(
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
+    let rounded: Vec<Option<DType>> = differentiable.iter().map(|p| variant.rounded[*p]).collect();
     let [front, back] = &fused.fused;
     let choices = [front.choice, back.choice];
-    let (forward, backward) =
-        (front.lower(&forward_adds, &[], table), back.lower(&adds, &[], table));
+    let forward = front.lower(Slots { adds: &forward_adds, ..Slots::default() }, table);
+    let backward = back.lower(Slots { adds: &adds, rounded: &rounded, in_place: &[] }, table);
     // What has no kernel in either half is said at once.
     let (forward, backward) = match (forward, backward) {
         (Ok(forward), Ok(backward)) => (forward, backward),
@@ -333,7 +345,8 @@ pub(crate) fn routine_in_pieces(
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    fused(function, composites, wide).lower(accumulate, in_place, table)
+    let slots = Slots { adds: accumulate, in_place, ..Slots::default() };
+    fused(function, composites, wide).lower(slots, table)
 }
 
 /// A function whose fusible nodes are calls of kernels.
@@ -349,14 +362,9 @@ pub struct Fused {
 }
 
 impl Fused {
-    fn lower(
-        &self,
-        accumulate: &[bool],
-        in_place: &[Option<usize>],
-        table: &mut KernelTable,
-    ) -> Result<Routine, Refusal> {
+    fn lower(&self, slots: Slots<'_>, table: &mut KernelTable) -> Result<Routine, Refusal> {
         let Fused { function, module, chunks, .. } = self;
-        lower_routine(function, module, chunks.as_ref(), accumulate, in_place, table)
+        lower_routine(function, module, chunks.as_ref(), slots, table)
             .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
     }
 }

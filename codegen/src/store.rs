@@ -6,7 +6,8 @@ use ir::DType;
 use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
 use ir::program::{
-    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, ShardRole, Step, WeightShard, aligned,
+    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, STATE_BLOCK, ShardRole, Step,
+    WeightShard, aligned,
 };
 use serde::Serialize;
 
@@ -31,6 +32,8 @@ pub(crate) struct WeightPlace {
     pub(crate) is_matrix: bool,
     /// Whether it is not trained: it has no gradient, no master and no state.
     pub(crate) is_frozen: bool,
+    /// Whether its states have 8 bits, and a scale for each block.
+    pub(crate) is_coded: bool,
     /// The stages that hold it.
     pub(crate) stages: Vec<usize>,
     /// Whether this stage is the first of them.
@@ -50,6 +53,8 @@ pub(crate) struct Region {
     pub(crate) is_matrix: bool,
     /// See [`WeightPlace::is_frozen`].
     pub(crate) is_frozen: bool,
+    /// See [`WeightPlace::is_coded`].
+    pub(crate) is_coded: bool,
 }
 
 impl Region {
@@ -57,7 +62,7 @@ impl Region {
     /// the mesh: matrices are updated by one launch and everything else by one, and what a rank
     /// counts in the norm is one run in the middle of both. What is frozen comes last, so that the
     /// others have the same places in the blocks of all roles.
-    fn order(self) -> (bool, bool, u8, bool, bool) {
+    fn order(self) -> RegionOrder {
         let from_outside = match self {
             Region { foreign: true, .. } => 0,
             Region { is_partial: true, .. } => 1,
@@ -65,19 +70,20 @@ impl Region {
             Region { is_cut: true, .. } => 3,
         };
         let place = if self.is_matrix { from_outside } else { 3 - from_outside };
-        (self.is_frozen, !self.is_matrix, place, self.is_partial, self.is_cut)
+        (self.is_frozen, !self.is_matrix, self.is_coded, place, self.is_partial, self.is_cut)
     }
 
     /// Neighbours that have this in common are one bucket: they are updated with the same
     /// hyper-parameters, and a rank counts all of them in the norm or none. It is the same on all
     /// tensor-parallel ranks. None for what is not trained.
-    fn bucket(self) -> Option<(bool, bool, bool)> {
-        (!self.is_frozen).then_some((self.is_matrix, self.foreign, self.is_cut))
+    fn bucket(self) -> Option<(bool, bool, bool, bool)> {
+        let Region { is_matrix, foreign, is_cut, is_coded, .. } = self;
+        (!self.is_frozen).then_some((is_matrix, is_coded, foreign, is_cut))
     }
 }
 
-/// Where a region lies: offsets of parameters, masters, gradients and optimizer states of its
-/// weights.
+/// Where a region lies: offsets of parameters, masters, gradients, optimizer states of its weights
+/// and the scales of these.
 #[derive(Clone, Debug)]
 pub(crate) struct RegionPlace {
     pub(crate) region: Region,
@@ -86,6 +92,7 @@ pub(crate) struct RegionPlace {
     pub(crate) masters: Option<u64>,
     pub(crate) grads: u64,
     pub(crate) states: Vec<u64>,
+    pub(crate) scales: Vec<u64>,
 }
 
 /// Weights side by side of which each rank along `dp` updates one piece.
@@ -97,9 +104,10 @@ pub(crate) struct Bucket {
     /// Views of the whole bucket.
     pub(crate) params: BufferId,
     pub(crate) grads: BufferId,
-    /// The piece of what is updated, and of each optimizer state.
+    /// The piece of what is updated, of each optimizer state, and of the scales of these.
     pub(crate) master: BufferId,
     pub(crate) states: Vec<BufferId>,
+    pub(crate) scales: Vec<BufferId>,
 }
 
 pub(crate) struct Store {
@@ -141,7 +149,7 @@ impl Store {
         shards: usize,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
-        let Precision { parameters, gradients, states: of_states, master, .. } = precision;
+        let Precision { parameters, gradients, master, .. } = precision;
         let params = store.block("params", parameters, Contents::Param);
         let is_whole = shards == 1;
         let masters = master.filter(|_| is_whole);
@@ -151,23 +159,41 @@ impl Store {
         let elements = ((store.end - from) / gradients.size()) as usize;
         let all = store.view("grads", gradients, elements, from);
         store.all_grads = Some((all, elements));
-        let blocks: Vec<_> = (0..states)
-            .filter(|_| is_whole)
-            .map(|index| {
-                store.block("state", of_states, |weight| Contents::State { weight, index })
-            })
-            .collect();
+        let blocks: Vec<_> =
+            (0..states).filter(|_| is_whole).map(|index| store.state_blocks(index)).collect();
         let trained = params.into_iter().filter(|(region, ..)| !region.is_frozen);
         for (at, (region, elements, params)) in trained.enumerate() {
-            let states = blocks.iter().map(|block| block[at].2).collect();
+            let of_region = |there: &BTreeMap<_, u64>| there.get(&region.order()).copied();
+            let states = blocks.iter().filter_map(|[states, _]| of_region(states)).collect();
+            let scales = blocks.iter().filter_map(|[_, scales]| of_region(scales)).collect();
             let (grads, masters) = (grads[at].2, masters.as_ref().map(|block| block[at].2));
-            let place = RegionPlace { region, elements, params, masters, grads, states };
+            let place = RegionPlace { region, elements, params, masters, grads, states, scales };
             store.regions.push(place);
         }
         if !is_whole {
             store.split_buckets(states);
         }
         store
+    }
+
+    /// Places a state of all weights: first those without scales, then those with them, then these.
+    /// By the order of regions, where each begins.
+    fn state_blocks(&mut self, index: usize) -> [BTreeMap<RegionOrder, u64>; 2] {
+        let precision = self.precision;
+        let starts = |block: Vec<(Region, usize, u64)>| {
+            block.into_iter().map(|(region, _, start)| (region.order(), start)).collect()
+        };
+        let state = |weight| Contents::State { weight, index };
+        let [plain, coded] = [false, true].map(|is_coded| {
+            let has = |place: &WeightPlace| !place.is_frozen && place.is_coded == is_coded;
+            self.block_of("state", (precision.state(is_coded), 1), &has, state)
+        });
+        let scale = |weight| Contents::Scale { weight, index };
+        let of_blocks = (precision.accumulate, STATE_BLOCK);
+        let scales = self.block_of("scale", of_blocks, &|place| place.is_coded, scale);
+        let mut states: BTreeMap<RegionOrder, u64> = starts(plain);
+        states.extend(starts(coded));
+        [states, starts(scales)]
     }
 
     /// Gives each bucket its views, and its piece of what is updated and of each state.
@@ -178,17 +204,25 @@ impl Store {
             let piece = elements / self.shards;
             let params = self.view("params", precision.parameters, elements, params);
             let grads = self.view("grads", precision.gradients, elements, grads);
-            let mut shard = |name: String, role, dtype| {
+            let mut shard = |name: String, role, dtype, elements| {
                 let contents = Contents::Shard { role, bucket: params };
-                self.persistent(&name, contents, dtype, vec![piece])
+                self.persistent(&name, contents, dtype, vec![elements])
             };
-            let master = shard(format!("master.shard{at}"), ShardRole::Master, precision.updated());
-            let state = |index| {
-                let name = format!("state{index}.shard{at}");
-                shard(name, ShardRole::State(index), precision.states)
-            };
-            let states = (0..states).map(state).collect();
-            self.buckets.push(Bucket { region, piece, params, grads, master, states });
+            let name = format!("master.shard{at}");
+            let master = shard(name, ShardRole::Master, precision.updated(), piece);
+            let mut of_states = Vec::new();
+            let mut scales = Vec::new();
+            for index in 0..states {
+                let (name, dtype) =
+                    (format!("state{index}.shard{at}"), precision.state(region.is_coded));
+                of_states.push(shard(name, ShardRole::State(index), dtype, piece));
+            }
+            for index in (0..states).filter(|_| region.is_coded) {
+                let (name, dtype) = (format!("scale{index}.shard{at}"), precision.accumulate);
+                scales.push(shard(name, ShardRole::Scale(index), dtype, piece / STATE_BLOCK));
+            }
+            let states = of_states;
+            self.buckets.push(Bucket { region, piece, params, grads, master, states, scales });
         }
     }
 
@@ -221,17 +255,32 @@ impl Store {
         dtype: DType,
         contents: impl Fn(usize) -> Contents,
     ) -> Vec<(Region, usize, u64)> {
-        let quantum = quantum(&self.precision);
+        let is_param = matches!(contents(0), Contents::Param(_));
+        self.block_of(kind, (dtype, 1), &|place| is_param || !place.is_frozen, contents)
+    }
+
+    /// A block of the weights that have something: one number for so many elements.
+    fn block_of(
+        &mut self,
+        kind: &str,
+        (dtype, per): (DType, usize),
+        has: &dyn Fn(&WeightPlace) -> bool,
+        contents: impl Fn(usize) -> Contents,
+    ) -> Vec<(Region, usize, u64)> {
         // A bucket begins here, and ends where its pieces are equally long.
         let mut bucket_start = self.end;
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
-            if place.is_frozen && !matches!(contents(index), Contents::Param(_)) {
+            if !has(place) {
                 continue;
             }
             let start = self.end;
-            let sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
+            let quantum = quantum(&self.precision, place.is_coded) / per;
+            let mut sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
+            if let Some(last) = sizes.last_mut() {
+                *last /= per;
+            }
             let padded = sizes.iter().product::<usize>().next_multiple_of(quantum);
             let name = format!("{kind}.{}", place.name);
             let buffer = self.persistent(&name, contents(index), dtype, sizes);
@@ -456,12 +505,17 @@ impl Store {
 }
 
 /// Weights are padded to a multiple of this number of elements, so that each role ends on the
-/// alignment.
-fn quantum(precision: &Precision) -> usize {
-    let Precision { parameters, gradients, states, master, .. } = *precision;
+/// alignment: scales of states, too.
+fn quantum(precision: &Precision, is_coded: bool) -> usize {
+    let Precision { parameters, gradients, states, master, accumulate, .. } = *precision;
     let sizes = [parameters, gradients, states].into_iter().chain(master).map(DType::size);
-    (ALIGNMENT / sizes.min().unwrap_or(1)) as usize
+    let elements = (ALIGNMENT / sizes.min().unwrap_or(1)) as usize;
+    let of_scales = (ALIGNMENT / accumulate.size()) as usize * STATE_BLOCK;
+    if is_coded { elements.max(of_scales) } else { elements }
 }
+
+/// Where a region comes among others.
+type RegionOrder = (bool, bool, bool, u8, bool, bool);
 
 /// All of weights that matters to how they are reduced and updated: the padded elements of each
 /// region, in order, and of each weight in several stages its elements and the stages.
@@ -476,7 +530,7 @@ pub(crate) fn extents<'w>(
     let (mut regions, mut shared) = (BTreeMap::new(), BTreeMap::new());
     for weight in weights {
         let order = region_of(weight).order();
-        let padded = elements(weight).next_multiple_of(quantum(precision));
+        let padded = elements(weight).next_multiple_of(quantum(precision, weight.is_coded));
         *regions.entry(order).or_insert(0) += padded as u64;
         if weight.stages.len() > 1 {
             shared.insert((order, weight.weight), (elements(weight), &weight.stages[..]));
@@ -492,5 +546,6 @@ fn region_of(place: &WeightPlace) -> Region {
         is_cut: place.is_cut,
         is_matrix: place.is_matrix,
         is_frozen: place.is_frozen,
+        is_coded: place.is_coded,
     }
 }

@@ -6,8 +6,9 @@ use std::collections::btree_map::Entry;
 use ir::autodiff::gradient_name;
 use ir::factors::zeros;
 use ir::op::Combiner;
+use ir::program::{STATE_BLOCK, scale_dims};
 use ir::sharding::{Layout, pieces};
-use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
+use ir::{Axis, Class, DType, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
@@ -53,11 +54,17 @@ pub(crate) fn weight_places(
             lies = Some(here);
         }
         if let Some((layout, gradient)) = lies {
+            let ranges = ranges(weight, layout, plan.mesh.tp, tensor)?;
+            let is_coded = has_coded_states(plan) && is_coded(weight);
+            if is_coded {
+                check_blocks(weight, &ranges, plan.mesh.tp)?;
+            }
             places.push(WeightPlace {
                 weight: index,
                 name: weight.name.clone(),
                 global: weight.sizes.clone(),
-                ranges: ranges(weight, layout, plan.mesh.tp, tensor)?,
+                ranges,
+                is_coded,
                 is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
                 is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
                 is_matrix,
@@ -68,6 +75,38 @@ pub(crate) fn weight_places(
         }
     }
     Ok(places)
+}
+
+/// Weights with fewer elements have states without scales. Chosen: as torchao's
+/// `low_bit_optim` does.
+const CODED_ELEMENTS_MIN: usize = 4096;
+
+fn has_coded_states(plan: &Plan) -> bool {
+    plan.precision.has_coded_states() && plan.optimizer.state_count() > 0
+}
+
+/// Whether the states of a weight are codes with scales, where the plan has such: it is large, and
+/// blocks are no longer than its rows.
+fn is_coded(weight: &Weight) -> bool {
+    let is_large = weight.sizes.iter().product::<usize>() >= CODED_ELEMENTS_MIN;
+    !weight.frozen && is_large && scale_dims(&weight.sizes).is_some()
+}
+
+/// Ranks hold whole blocks.
+fn check_blocks(weight: &Weight, ranges: &[(usize, usize)], ranks: usize) -> Result<(), String> {
+    let is_whole = |(start, size): &(usize, usize)| {
+        start.is_multiple_of(STATE_BLOCK) && size.is_multiple_of(STATE_BLOCK)
+    };
+    if ranges.last().is_some_and(is_whole) {
+        return Ok(());
+    }
+    let (Weight { name, sizes, .. }, dim) = (weight, ranges.len().saturating_sub(1));
+    let size = sizes.last().copied().unwrap_or(0);
+    Err(format!(
+        "`{name}` cannot be cut over tp={ranks}: dim {dim} of {size} elements would be cut inside \
+         a block of {STATE_BLOCK}, which share a scale of states={}",
+        DType::F8E4M3
+    ))
 }
 
 /// A layer that has a gradient for a weight which is not trained would write it nowhere.

@@ -60,11 +60,12 @@ pub struct Precision {
     /// Copies of the weights that are updated, and from which the weights are rounded; none where
     /// the weights themselves are updated.
     pub master: Option<DType>,
-    /// Gradients of weights, added up over micro-batches.
+    /// Gradients of weights, added up over micro-batches: where these are narrow, each sum is
+    /// rounded once.
     pub gradients: DType,
     /// The same as ranks exchange them.
     pub reduce: DType,
-    /// States of the optimizer.
+    /// States of the optimizer; f8e4m3 stands for codes with a scale for each block.
     pub states: DType,
     /// Activations that the forward pass keeps for the backward pass; statistics, and what
     /// attention reads beside its own, stay as they are computed.
@@ -120,6 +121,17 @@ impl Precision {
     /// Whether it is that of one type, without masters.
     pub fn is_uniform(&self) -> bool {
         *self == Precision::uniform(self.compute)
+    }
+
+    /// Whether states have 8 bits and a scale for each [`STATE_BLOCK`](crate::program::STATE_BLOCK)
+    /// numbers; those of small weights are of the type of sums.
+    pub fn has_coded_states(&self) -> bool {
+        self.states == DType::F8E4M3 && self.compute != self.states
+    }
+
+    /// The type of a state, with scales or without.
+    pub fn state(&self, is_coded: bool) -> DType {
+        if self.has_coded_states() && !is_coded { self.accumulate } else { self.states }
     }
 
     /// The type of what is updated: the master weights, where there are some.
@@ -190,9 +202,10 @@ impl Precision {
         };
         let Precision { parameters, compute, accumulate, gradients, reduce, .. } = *self;
         let executable = [DType::F64, DType::F32, DType::BF16, DType::F16];
+        let is_coded = accumulate == DType::F32 && self.has_coded_states();
         for role in ROLES {
             if let Some(dtype) = self.role(role) {
-                let is_there = executable.contains(&dtype);
+                let is_there = executable.contains(&dtype) || is_coded && role == "states";
                 require(is_there, format!("{role}={dtype}: no kernel computes with it"));
             }
         }
@@ -211,17 +224,23 @@ impl Precision {
         };
         for (role, dtype) in [("states", self.states), ("logits", self.logits)] {
             let (holds, why) = own(role, dtype);
-            require(holds, why);
+            require(holds || is_coded && role == "states", why);
         }
+        let rounds = |dtype: DType| wide == DType::F32 && dtype.is_narrow();
         require(
-            gradients == wide,
-            format!("gradients={gradients}: with compute={compute} they are added up in {wide}"),
+            gradients == wide || rounds(gradients),
+            format!(
+                "gradients={gradients}: with compute={compute} they are added up in {wide}{}",
+                if wide == DType::F32 { " or narrower" } else { "" }
+            ),
         );
-        // Compared with the default, too: a wrong role of gradients is one error, not two.
-        let rounds = wide == DType::F32 && reduce.is_narrow();
+        // Narrow ones are summed as they are. Of wrong gradients one error is enough.
+        let fits = if gradients == wide { rounds(reduce) } else { !rounds(gradients) };
         require(
-            [gradients, wide].contains(&reduce) || rounds,
-            format!("reduce={reduce}: sums of {wide} are exchanged as {wide} or narrower"),
+            reduce == gradients || fits,
+            format!("reduce={reduce}: sums of {gradients} are exchanged as {gradients}{}", {
+                if gradients == DType::F32 { " or narrower" } else { "" }
+            }),
         );
         require(
             self.saved == compute || !compute.is_narrow() && self.saved.size() < compute.size(),

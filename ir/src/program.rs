@@ -13,6 +13,10 @@ use crate::sharding::Axis;
 /// The alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGNMENT: u64 = 64;
 
+/// Numbers of an optimizer state of 8 bits that share one scale: a range along the last dim of the
+/// whole weight.
+pub const STATE_BLOCK: usize = 256;
+
 /// Bytes rounded up to the alignment.
 pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
@@ -61,6 +65,14 @@ pub enum Contents {
         /// length. Of `n` elements over `d` ranks, rank `r` has those from `r · n / d` on.
         bucket: BufferId,
     },
+    /// What the `index`-th optimizer state of a parameter is multiplied by, where that has 8 bits:
+    /// one number for each [`STATE_BLOCK`] along the last dim.
+    Scale {
+        /// The weight.
+        weight: usize,
+        /// Which state.
+        index: usize,
+    },
 }
 
 impl Contents {
@@ -68,9 +80,12 @@ impl Contents {
     /// optimizer.
     pub fn outlasts_step(&self) -> bool {
         match self {
-            Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => true,
+            Contents::Param(_)
+            | Contents::Master(_)
+            | Contents::State { .. }
+            | Contents::Scale { .. } => true,
             Contents::Shard { role, .. } => {
-                matches!(role, ShardRole::Master | ShardRole::State(_))
+                matches!(role, ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_))
             }
             Contents::Grad(_)
             | Contents::Feed(_)
@@ -95,6 +110,16 @@ pub enum ShardRole {
     Rounded,
     /// The optimizer state with this index.
     State(usize),
+    /// What that is multiplied by, block by block.
+    Scale(usize),
+}
+
+/// The dims of the scales of a state, which are those of the weight but for the last one: none of a
+/// scalar, or where blocks are no whole ones.
+pub fn scale_dims(dims: &[usize]) -> Option<Vec<usize>> {
+    let (last, outer) = dims.split_last()?;
+    let whole = last.is_multiple_of(STATE_BLOCK);
+    whole.then(|| [outer, &[last / STATE_BLOCK]].concat())
 }
 
 /// What the host writes before an instruction runs.

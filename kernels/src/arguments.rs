@@ -115,8 +115,12 @@ impl Kernel {
     }
 }
 
+/// Rows up to this are computed as a whole where they are reduced. Chosen: no kernel cuts them.
+const WHOLE_ROW: usize = 1024;
+
 /// Whether two accesses use the same element for each point, and no other point does: what is the
-/// same in all columns is read for each of them, which may be after one was written.
+/// same in all columns is read for each of them, which may be after one was written. Where short
+/// rows are reduced, all of a row is read before anything of it is written.
 fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
     let moving = |access: &Access| {
         let mut loops: Vec<(usize, usize, usize)> = access
@@ -128,8 +132,15 @@ fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
         loops.sort_unstable();
         loops
     };
-    let columns = r.cols <= 1 || (a.col_stride == b.col_stride && a.col_stride > 0);
+    let reduces = r.instrs.iter().any(|instr| matches!(instr, Instr::Reduce { .. }));
+    let is_whole = reduces && r.cols <= WHOLE_ROW && !has_sums(r);
+    let columns = r.cols <= 1 || a.col_stride == b.col_stride && (a.col_stride > 0 || is_whole);
     a.offset == b.offset && moving(a) == moving(b) && columns
+}
+
+/// Whether a program sums over several rows.
+fn has_sums(r: &Rows) -> bool {
+    r.outputs.iter().any(|output| !matches!(output, Output::Store { .. }))
 }
 
 fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {

@@ -23,7 +23,9 @@ mod steps;
 use std::ops::RangeInclusive;
 
 use ir::plan::{MICROBATCHES_MAX, Mesh, RANKS_MAX, TOKENS_MAX};
-use ir::program::{ALIGNMENT, Buffer, Contents, Feed, Program, Step};
+use ir::program::{
+    ALIGNMENT, Buffer, Contents, Feed, Program, STATE_BLOCK, ShardRole, Step, scale_dims,
+};
 use ir::{DType, Diagnostic, Span};
 
 use crate::kernel::Kernel;
@@ -180,15 +182,25 @@ impl ProgramCheck<'_> {
                 let text = || format!("has other sizes than the shard of `{}`", shard.name);
                 if same { Ok(()) } else { Err(text()) }
             }
+            Contents::Scale { weight, .. } => {
+                let shard = self.program.weights.get(*weight);
+                let shard = shard.ok_or_else(|| format!("is of weight {weight}, which is none"))?;
+                let local: Vec<usize> = shard.ranges.iter().map(|r| r.1).collect();
+                let starts = shard.ranges.last().is_some_and(|r| r.0.is_multiple_of(STATE_BLOCK));
+                let same = starts && scale_dims(&local).as_ref() == Some(sizes);
+                let text = || format!("has no scale for each block of `{}`", shard.name);
+                if same { Ok(()) } else { Err(text()) }
+            }
             Contents::Feed(feed) => fed(*feed, *dtype, sizes),
             Contents::Stats => {
                 let numbers = matches!(dtype, DType::F32 | DType::F64) && sizes[..] == [3];
                 if numbers { Ok(()) } else { Err("is no three numbers".to_owned()) }
             }
-            Contents::Shard { bucket, .. } => {
+            Contents::Shard { bucket, role } => {
                 let whole = self.buffer_at(*bucket).filter(|b| b.contents == Contents::View);
                 let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
-                let piece = sizes.iter().product::<usize>();
+                let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
+                let piece = sizes.iter().product::<usize>().saturating_mul(per);
                 let fits = whole.is_some() && piece.checked_mul(self.mesh.dp) == Some(elements);
                 if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
             }
@@ -215,6 +227,7 @@ impl ProgramCheck<'_> {
                 | Contents::Master(_)
                 | Contents::Grad(_)
                 | Contents::State { .. }
+                | Contents::Scale { .. }
                 | Contents::Shard { .. }
                 | Contents::Stats
                 | Contents::Cache(_)) => seen.push(format!("{contents:?}")),

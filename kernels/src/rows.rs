@@ -444,7 +444,8 @@ pub enum Output {
         /// truncating, to narrow types with one rounding. Programs of I64 store that too, and wrap
         /// to integers of 32 bits.
         dtype: DType,
-        /// Whether it is added to what the buffer holds; F32 and F64 only.
+        /// Whether it is added to what the buffer holds: F32, F64, and BF16 and F16, where the sum
+        /// is rounded once.
         accumulate: bool,
     },
     /// Sum over rows: `[C]` of the compute type.

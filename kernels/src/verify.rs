@@ -312,7 +312,7 @@ fn rows(r: &Rows) -> Verdict {
         match output {
             Output::Store { access, dtype, accumulate, .. } => {
                 converts(*dtype)?;
-                let adds = !is_whole && matches!(dtype, DType::F32 | DType::F64);
+                let adds = !is_whole && (*dtype == DType::F64 || is_added_in_f32(*dtype));
                 require(adds || !accumulate, "it adds to integers")?;
                 let lies = !is_vector || access.col_stride != 0 || r.cols <= 1;
                 require(lies, "a vector is stored without columns")?;
@@ -323,6 +323,11 @@ fn rows(r: &Rows) -> Verdict {
         }
     }
     Ok(())
+}
+
+/// Whether numbers of a type are added to as those of f32, and rounded to it once.
+fn is_added_in_f32(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 fn instruction(r: &Rows, instr: &Instr) -> Verdict {

@@ -434,6 +434,7 @@ impl Session {
             });
             let tensor = match shard.part {
                 Part::State(index) => format!("{}/state{index}", shard.name),
+                Part::Scale(index) => format!("{}/state{index}.scale", shard.name),
                 Part::Weight | Part::Rounded | Part::Grad => shard.name,
             };
             let is_finite = values == finite::Values::Finite;

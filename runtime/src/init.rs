@@ -102,6 +102,7 @@ impl Session {
                 if !is_there {
                     break;
                 }
+                let Ok(_) = self.write_weight(&name, Part::Scale(index), &mut zeros);
             }
         }
     }

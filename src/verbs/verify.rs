@@ -21,7 +21,7 @@ use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
 use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
-use ir::precision::{Precision, Products};
+use ir::precision::Products;
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
@@ -173,7 +173,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     {
         error_max = reference.error_max(error_max);
     }
-    error_max += rounding_of_sums(&precision, args.ranks);
+    error_max += rounding_of_sums(&question, args.ranks);
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
     finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
@@ -247,7 +247,9 @@ fn compare_with_interpreter(
         return Err(usage("--ranks", headline).help(help).into());
     };
     let mut line = compare(Mesh::ONE, false, &reference.step, one);
-    line.is_ok = line.error <= reference.error_max(error_max(question.precision.compute));
+    let rounding = rounding_of_sums(question, args.ranks);
+    line.is_ok =
+        line.error <= reference.error_max(error_max(question.precision.compute)) + rounding;
     note_loss(reference.step.loss);
     let dtype = question.precision.compute;
     let numbers = (dtype.name(), dtype.is_narrow());
@@ -275,15 +277,19 @@ pub(super) fn error_max(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-10 } else { 1e-4 }
 }
 
-/// How far gradients are moved where ranks exchange narrow numbers: each term and the sum by half a
-/// unit in the last place. Chosen: twice that, for terms larger than the sum.
-pub(super) fn rounding_of_sums(precision: &Precision, ranks: usize) -> f64 {
+/// How far gradients are moved where they are added up or exchanged as narrow numbers: each term
+/// and each sum by half a unit in the last place. Chosen: twice that, for terms larger than the
+/// sum.
+pub(super) fn rounding_of_sums(question: &PlanRequest, ranks: usize) -> f64 {
+    let precision = &question.precision;
     if !precision.reduce.is_narrow() {
         return 0.0;
     }
+    // Micro-batches add up to as many terms as there are samples.
+    let samples = if precision.gradients.is_narrow() { question.global_batch_size } else { 1 };
     let least = [8, 9, 10, 11].map(|bits| 2.0_f64.powi(-bits));
     let is_between = |x: &f64| nearest(precision.reduce, 1.0 + x) != 1.0 + x;
-    2.0 * (ranks + 1) as f64 * least.into_iter().find(is_between).unwrap_or(0.0)
+    2.0 * (ranks.max(samples) + 1) as f64 * least.into_iter().find(is_between).unwrap_or(0.0)
 }
 
 /// The weights that a step starts from, by name.

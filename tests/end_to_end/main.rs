@@ -70,6 +70,7 @@ mod rewriting;
 mod runs;
 mod scratch;
 mod serving;
+mod states;
 mod sums;
 mod tables;
 mod tools;

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
+use ir::program::{
+    ALIGNMENT, Buffer, BufferId, Contents, Program, STATE_BLOCK, ShardRole, aligned,
+};
 use kernels::bounds::class_name;
 
 use super::Findings;
@@ -43,6 +45,16 @@ impl Places {
             }
         }
         bases.sort_by_key(|(range, _)| range.start);
+        // Those whose states have scales take whole lines of these, each number of which is for a
+        // block of numbers that are as wide at most.
+        let has_scales = program.buffers.iter().any(|buffer| {
+            matches!(
+                buffer.contents,
+                Contents::Scale { .. } | Contents::Shard { role: ShardRole::Scale(_), .. }
+            )
+        });
+        let padding_max =
+            PADDING_MAX.max(if has_scales { ALIGNMENT * STATE_BLOCK as u64 } else { 0 });
         let of = |buffer: &Buffer| buffer.offset + aligned(buffer.bytes);
         let mut ends: Vec<u64> = program.buffers.iter().map(of).collect();
         for at in 1..bases.len() {
@@ -50,7 +62,7 @@ impl Places {
             let (base, buffer) = &mut bases[at - 1];
             let contents = &program.buffers[*buffer as usize].contents;
             let is_of_weight = contents.outlasts_step() || matches!(contents, Contents::Grad(_));
-            let padding_max = PADDING_MAX * ranks as u64;
+            let padding_max = padding_max * ranks as u64;
             if is_of_weight && (base.end..base.end + padding_max).contains(&next) {
                 base.end = next;
                 ends[*buffer as usize] = next;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ir::program::{BufferId, Contents, Exchange, Instruction, ShardRole, Step};
+use ir::program::{BufferId, Contents, Exchange, Instruction, STATE_BLOCK, ShardRole, Step};
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
@@ -114,13 +114,19 @@ impl<'a> Rank<'a> {
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let Owner::Buffer(at) = owner else { return None };
             let buffer = &self.program.buffers[*at as usize];
-            let element = |byte: u64| (byte - place.range.start) / buffer.dtype.size();
+            let is_scale = matches!(
+                buffer.contents,
+                Contents::Scale { .. } | Contents::Shard { role: ShardRole::Scale(_), .. }
+            );
+            let per = if is_scale { STATE_BLOCK as u64 } else { 1 };
+            let element = |byte: u64| (byte - place.range.start) / buffer.dtype.size() * per;
             let elements = element(range.start)..element(range.end);
             match buffer.contents {
                 Contents::Param(weight)
                 | Contents::Master(weight)
                 | Contents::Grad(weight)
-                | Contents::State { weight, .. } => Some((elements, weight)),
+                | Contents::State { weight, .. }
+                | Contents::Scale { weight, .. } => Some((elements, weight)),
                 Contents::Shard { bucket, .. } => {
                     Some((elements, self.program.weights.len() + bucket.0 as usize))
                 }
@@ -234,6 +240,7 @@ impl<'a> Rank<'a> {
             | Contents::Param(_)
             | Contents::Master(_)
             | Contents::State { .. }
+            | Contents::Scale { .. }
             | Contents::Feed(_)
             | Contents::Cache(_)
             | Contents::Output

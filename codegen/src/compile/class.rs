@@ -14,12 +14,12 @@ use ir::{DType, Dim, Function, Module, Node, Op, Plan, TensorType, ValueId};
 
 use super::{Compiler, Ends};
 use crate::calls::{Call, Calls, Operand};
-use crate::crossing::{crossing, gradient_adds, must_clear, relayed};
+use crate::crossing::{crossing, gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::refusal::Refusal;
-use crate::routines::{Layer, LayerDecisions};
+use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Turn, in_flight, turns};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store, WeightPlace};
@@ -110,7 +110,10 @@ impl<'a> Class<'a> {
             let planned =
                 planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            shared.layer(&call.function, LayerDecisions::of(planned, number), place, adds, is_last)
+            let decisions = LayerDecisions::of(planned, number);
+            let rounded = rounded_gradients(call, &plan.precision);
+            let sums = GradientSums { adds, rounded: &rounded };
+            shared.layer(&call.function, decisions, place, sums, is_last)
         };
         let numbers = calls.numbers().into_iter().skip(begin(plan, stage));
         let layers = own.iter().zip(numbers).zip(&adds);

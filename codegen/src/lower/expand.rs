@@ -70,7 +70,7 @@ impl Lower<'_> {
         let mut scalars = Scalars::default();
         let table = look_up(self.ty(x), self.ty(ids), (dim, start), true, &mut scalars)?;
         let (from, to) = (self.home(x), self.home(node.result()));
-        self.copy(x, to, from, false);
+        self.copy(x, to, from);
         let inputs = vec![self.home(ids), self.home(updates)];
         self.launch_with(Kernel::Replace(table), scalars, inputs, vec![to]);
         Ok(())
@@ -84,7 +84,7 @@ impl Lower<'_> {
         let (mut from, to) = (self.home(x), self.home(node.result()));
         let runs = runs(dims);
         if runs.is_empty() {
-            self.copy(x, to, from, false);
+            self.copy(x, to, from);
         }
         // The last one first, so that the dims of the others stay where they are.
         for (at, run) in runs.into_iter().enumerate().rev() {

@@ -225,6 +225,7 @@ impl fmt::Display for ContentsText<'_> {
             Contents::Master(weight) => write!(f, "master {weight}"),
             Contents::Grad(weight) => write!(f, "grad {weight}"),
             Contents::State { weight, index } => write!(f, "state {weight} {index}"),
+            Contents::Scale { weight, index } => write!(f, "scale {weight} {index}"),
             Contents::Feed(feed) => write!(f, "feed {}", FeedText(*feed)),
             Contents::Stats => f.write_str("stats"),
             Contents::Cache(cache) => write!(f, "cache {cache}"),
@@ -239,6 +240,7 @@ impl fmt::Display for ContentsText<'_> {
                     ShardRole::Master => f.write_str("master"),
                     ShardRole::Rounded => f.write_str("rounded"),
                     ShardRole::State(index) => write!(f, "state {index}"),
+                    ShardRole::Scale(index) => write!(f, "scale {index}"),
                 }
             }
         }

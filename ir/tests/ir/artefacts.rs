@@ -183,7 +183,8 @@ fn feed(r: &mut Draws) -> Feed {
 }
 
 fn shard_role(r: &mut Draws) -> ShardRole {
-    match r.below(4) {
+    match r.below(5) {
+        4 => ShardRole::Scale(r.below(3)),
         0 => ShardRole::Grad,
         1 => ShardRole::Master,
         2 => ShardRole::Rounded,
@@ -192,7 +193,8 @@ fn shard_role(r: &mut Draws) -> ShardRole {
 }
 
 fn contents(r: &mut Draws) -> Contents {
-    match r.below(12) {
+    match r.below(13) {
+        12 => Contents::Scale { weight: r.below(9), index: r.below(3) },
         10 => Contents::Master(r.below(9)),
         11 => Contents::Shard { role: shard_role(r), bucket: buffer_id(r) },
         0 => Contents::Param(r.below(9)),

@@ -150,6 +150,8 @@ impl<'r> Program<'r> {
             let compute = self.compute();
             let sum = if *dtype == DType::I64 {
                 format!("add({target}, v{value})")
+            } else if dtype.is_narrow() {
+                format!("Store<{kept}>::of(Load<{compute}>::of({target}) + v{value})")
             } else {
                 // Of a narrower number than is computed in, the type of the buffer adds.
                 format!("{target} + Store<{kept}>::of(({compute})v{value})")

@@ -265,10 +265,12 @@ fn programs_are_those_of_f32_rounded() {
             }
         }
         for output in &mut narrow.outputs {
-            if let Output::Store { dtype, accumulate: false, .. } = output
+            if let Output::Store { dtype, accumulate, .. } = output
                 && random.below(3) > 0
             {
-                *dtype = random.pick(&OPERANDS);
+                // What is added to is no number of 8 bits.
+                let sums = [DType::BF16, DType::F16];
+                *dtype = random.pick(if *accumulate { &sums[..] } else { &OPERANDS[..] });
             }
         }
         let mut single = narrow.clone();

@@ -35,7 +35,8 @@ pub(super) fn candidates(
     for (mesh, keys) in keys {
         let weights = Weights::new(table.calls(), mesh.tp);
         for key in keys {
-            if let Err(diagnostic) = table.add(key) {
+            let added = table.add(key).and_then(|()| check_blocks(job, table, key));
+            if let Err(diagnostic) = added {
                 failed.get_or_insert(diagnostic);
                 continue;
             }
@@ -45,6 +46,23 @@ pub(super) fn candidates(
         }
     }
     Ok((all, failed))
+}
+
+/// Whether ranks hold whole blocks of states that have scales, which the cut of a key decides.
+fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(), Diagnostic> {
+    if !job.precision.has_coded_states() || key.tp == 1 {
+        return Ok(());
+    }
+    let candidate = Candidate {
+        mesh: Mesh { dp: key.dp, tp: key.tp, ..Mesh::ONE },
+        sequence: key.sequence,
+        microbatch_size: key.microbatch_size,
+        keeps: vec![Keep::Full; table.layer_count()],
+        stage_ends: vec![table.calls().calls.len()],
+        zero: Zero::default(),
+    };
+    let plan = table.plan(&candidate)?;
+    table.check_weights(&plan)
 }
 
 /// Whether there is any candidate, before anything is compiled.

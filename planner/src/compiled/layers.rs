@@ -221,6 +221,14 @@ impl<'a> LayerTable<'a> {
         Ok(assemble(self.job(), candidate, functions))
     }
 
+    /// Whether ranks hold whole blocks of states.
+    ///
+    /// # Errors
+    /// `E2002`, with a weight.
+    pub(super) fn check_weights(&self, plan: &Plan) -> Result<(), Diagnostic> {
+        self.pricers[0].compiler.check_weights(plan)
+    }
+
     /// What a plan that someone else made decides.
     pub(super) fn candidate_of(&self, plan: &Plan) -> Candidate {
         Candidate::of_plan(plan, self.calls(), &self.layers, self.job().module)

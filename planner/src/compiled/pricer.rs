@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use codegen::calls::{Calls, Operand};
 use codegen::compile::Compiler;
+use codegen::crossing::rounded_gradients;
 use codegen::partition::Place;
-use codegen::routines::LayerDecisions;
+use codegen::routines::{GradientSums, LayerDecisions};
 use ir::plan::Keep;
 use ir::program::Routine;
 use ir::{Diagnostic, Mesh, Span};
@@ -132,7 +133,9 @@ impl<'a> Pricer<'a> {
         let call = calls.first_call(name).expect("layers are those that are called");
         let is_last = call.results.iter().any(|r| calls.results.contains(r));
         let decisions = LayerDecisions { shardings: &sharded.functions[name], keep: variant.keep };
-        let built = self.compiler.layers().layer(name, decisions, place, &variant.adds, is_last);
+        let rounded = rounded_gradients(call, &self.job.precision);
+        let sums = GradientSums { adds: &variant.adds, rounded: &rounded };
+        let built = self.compiler.layers().layer(name, decisions, place, sums, is_last);
         let built = built.map_err(|why| {
             Diagnostic::error(why.code(), Span::of(self.job.model.clone()), why.to_string())
                 .note(format!("pricing `@{name}` on dp={dp}, tp={tp}"))

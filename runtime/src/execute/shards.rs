@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use ir::DType;
-use ir::program::{Buffer, BufferId, Contents, Program, ShardRole, WeightShard};
+use ir::program::{
+    Buffer, BufferId, Contents, Program, STATE_BLOCK, ShardRole, WeightShard, scale_dims,
+};
 use ir::sharding::Axis;
 
 use crate::block;
@@ -23,6 +25,8 @@ pub enum Part {
     Grad,
     /// The state of the optimizer with this index.
     State(usize),
+    /// What that is multiplied by, where it has 8 bits: a number for each block of the last dim.
+    Scale(usize),
 }
 
 /// A shard of a tensor that belongs to a weight, on one rank.
@@ -101,11 +105,15 @@ impl Session {
                         continue;
                     }
                     let is_first = weight.owned && seen.insert((&weight.name, part, block.clone()));
+                    let dims = match part {
+                        Part::Scale(_) => scale_dims(&weight.global),
+                        Part::Weight | Part::Rounded | Part::Grad | Part::State(_) => None,
+                    };
                     shards.push(Shard {
                         rank,
                         name: weight.name.clone(),
                         part,
-                        dims: weight.global.clone(),
+                        dims: dims.unwrap_or_else(|| weight.global.clone()),
                         block,
                         dtype: buffer.dtype,
                         buffer: BufferId(index as u32),
@@ -147,7 +155,7 @@ impl Session {
         shards.sort_by_key(starts);
         let rounded = match part {
             Part::Weight => self.shards_of(name, Part::Rounded),
-            Part::Rounded | Part::Grad | Part::State(_) => Vec::new(),
+            Part::Rounded | Part::Grad | Part::State(_) | Part::Scale(_) => Vec::new(),
         };
         let mut values = |block: &[Range<usize>], dtype| {
             let bytes = values(block, dtype)?;
@@ -244,6 +252,7 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
         // Where ranks share the update, the sum over them is in their pieces.
         Contents::Grad(weight) if !is_split => (weight, Part::Grad),
         Contents::State { weight, index } => (weight, Part::State(index)),
+        Contents::Scale { weight, index } => (weight, Part::Scale(index)),
         Contents::Shard { role: ShardRole::Grad, bucket } => {
             return held_pieces(program, (buffer, bucket), Part::Grad, data);
         }
@@ -252,6 +261,9 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
         }
         Contents::Shard { role: ShardRole::State(index), bucket } => {
             return held_pieces(program, (buffer, bucket), Part::State(index), data);
+        }
+        Contents::Shard { role: ShardRole::Scale(index), bucket } => {
+            return held_pieces(program, (buffer, bucket), Part::Scale(index), data);
         }
         Contents::Shard { role: ShardRole::Rounded, .. }
         | Contents::Grad(_)
@@ -265,7 +277,15 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
     };
     let weight = &program.weights[weight];
     let block = weight.ranges.iter().map(|&(start, len)| start..start + len).collect();
-    vec![Held { weight, part, block, first: 0 }]
+    vec![Held { weight, part, block: of_part(part, block), first: 0 }]
+}
+
+/// What a part has for a block of a weight: one number for each element, or each block of states.
+fn of_part(part: Part, mut block: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    if let (Part::Scale(_), Some(last)) = (part, block.last_mut()) {
+        *last = last.start / STATE_BLOCK..last.end / STATE_BLOCK;
+    }
+    block
 }
 
 /// What the piece of a bucket that a rank holds is of the weights in it.
@@ -276,7 +296,8 @@ fn held_pieces<'a>(
     data: usize,
 ) -> Vec<Held<'a>> {
     let whole = &program.buffers[bucket.0 as usize];
-    let piece = buffer.sizes.iter().product::<usize>();
+    let per = if matches!(part, Part::Scale(_)) { STATE_BLOCK } else { 1 };
+    let piece = buffer.sizes.iter().product::<usize>() * per;
     let own = data * piece..(data + 1) * piece;
     let mut held = Vec::new();
     for param in &program.buffers {
@@ -295,7 +316,7 @@ fn held_pieces<'a>(
             let shifted = local.iter().zip(&weight.ranges);
             let block: Vec<_> = shifted.map(|(l, r)| r.0 + l.start..r.0 + l.end).collect();
             let count = block::elements(&block);
-            held.push(Held { weight, part, block, first });
+            held.push(Held { weight, part, block: of_part(part, block), first: first / per });
             first += count;
         }
     }

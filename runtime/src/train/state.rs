@@ -180,6 +180,7 @@ fn key(name: &str, part: Part) -> Option<String> {
     match part {
         Part::Weight => Some(name.to_owned()),
         Part::State(index) => Some(format!("{name}/state{index}")),
+        Part::Scale(index) => Some(format!("{name}/state{index}.scale")),
         Part::Grad | Part::Rounded => None,
     }
 }

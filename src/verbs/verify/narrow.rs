@@ -43,12 +43,12 @@ pub(in crate::verbs) fn run(
     };
     let rounded = compare(mesh, false, &reference.step, &typed);
     note_loss(one.loss);
+    let rounding = rounding_of_sums(question, args.ranks);
     if args.ranks == 1 && args.plan.is_none() {
-        own.is_ok = own.distance <= FARTHER_MAX * rounded.distance;
+        own.is_ok = own.distance <= FARTHER_MAX * rounded.distance + rounding;
         return finish(args, numbers, &reference.step, vec![own], Vec::new());
     }
     let (mut lines, refused) = lines_of(args, model, question, &reference.step)?;
-    let rounding = rounding_of_sums(&question.precision, args.ranks);
     let farthest = FARTHER_MAX * own.distance.max(rounded.distance) + rounding;
     lines.iter_mut().for_each(|line| line.is_ok = line.distance <= farthest);
     finish(args, numbers, &reference.step, lines, refused)

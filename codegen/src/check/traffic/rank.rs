@@ -89,6 +89,7 @@ impl<'a> Rank<'a> {
                 Contents::Param(_)
                 | Contents::Master(_)
                 | Contents::State { .. }
+                | Contents::Scale { .. }
                 | Contents::Cache(_) => {
                     memory.write(buffer.offset..end, note);
                 }

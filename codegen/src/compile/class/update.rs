@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
-use ir::program::{Exchange, Group, Instruction, Ref, Routine, Step};
+use ir::program::{Exchange, Group, Instruction, Ref, Routine, STATE_BLOCK, Step};
 use ir::{Axis, DType};
 use kernels::kernel::{Copy, Fill};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
@@ -96,7 +96,8 @@ pub(super) fn finish(
         return shard::update(class, &pieces, [scalars, scale], steps);
     }
     // One launch updates all weights with the same hyper-parameters, however small they are.
-    for region in class.store.runs(|region| Some(decay(optimizer, region.is_matrix))) {
+    let alike = |region: Region| Some((decay(optimizer, region.is_matrix), region.is_coded));
+    for region in class.store.runs(alike) {
         let updated = updated_region(class, &region);
         update(class, &updated, [scalars, scale], steps)?;
     }
@@ -231,16 +232,21 @@ fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> Buf
 struct Updated {
     is_matrix: bool,
     elements: usize,
-    /// What is updated, by which gradients and states.
+    /// What is updated, by which gradients, states and scales of these.
     params: BufferId,
     grads: BufferId,
     states: Vec<BufferId>,
+    scales: Vec<BufferId>,
     /// Where what layers read is rounded to.
     rounded: Option<BufferId>,
 }
 
 fn updated_region(class: &mut Class<'_>, region: &RegionPlace) -> Updated {
-    let Precision { parameters, gradients, states: of_states, master, .. } = class.plan.precision;
+    let Precision { parameters, gradients, master, accumulate, .. } = class.plan.precision;
+    let of_states = class.plan.precision.state(region.region.is_coded);
+    let blocks = region.elements / STATE_BLOCK;
+    let scale = |scale: &u64| class.store.run("scale", accumulate, *scale, blocks);
+    let scales = region.scales.iter().map(scale).collect();
     let mut run = |name, dtype, offset| class.store.run(name, dtype, offset, region.elements);
     let params = run("params", parameters, region.params);
     let grads = run("grads", gradients, region.grads);
@@ -253,6 +259,7 @@ fn updated_region(class: &mut Class<'_>, region: &RegionPlace) -> Updated {
         params: masters.unwrap_or(params),
         grads,
         states,
+        scales,
         rounded: masters.map(|_| params),
     }
 }
@@ -263,9 +270,9 @@ fn update(
     [scalars, scale]: [BufferId; 2],
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
-    let Updated { params, grads, ref states, rounded, .. } = *updated;
+    let Updated { params, grads, ref states, ref scales, rounded, .. } = *updated;
     let decay = decay(class.plan.optimizer, updated.is_matrix);
-    let update = update_of(class, decay, updated.elements)?;
+    let update = update_of(class, decay, updated.elements, !scales.is_empty())?;
     let mut rows = update.rows.clone();
     let mut inputs = Vec::new();
     for (input, param) in rows.inputs.iter_mut().zip(&update.inputs) {
@@ -274,6 +281,8 @@ fn update(
             "g" => (grads, 0),
             "m" => (states[0], 0),
             "v" => (states[1], 0),
+            "m.scale" => (scales[0], 0),
+            "v.scale" => (scales[1], 0),
             "scale" => (scale, 0),
             "rate" => (scalars, 0),
             "correction1" => (scalars, 1),
@@ -283,20 +292,25 @@ fn update(
         input.access.offset = offset;
         inputs.push(buffer);
     }
-    let outputs: Vec<BufferId> =
-        std::iter::once(params).chain(states.iter().copied()).chain(rounded).collect();
+    let kept = states.iter().chain(scales).copied();
+    let outputs: Vec<BufferId> = std::iter::once(params).chain(kept).chain(rounded).collect();
     launch(class, "update", Kernel::Rows(rows), &inputs, &outputs, steps);
     Ok(())
 }
 
 /// The optimizer update of `elements` elements with weight decay `decay`, lowered once.
-fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<Update>, String> {
+fn update_of(
+    class: &mut Class<'_>,
+    decay: f64,
+    elements: usize,
+    is_coded: bool,
+) -> Result<Arc<Update>, String> {
     let (optimizer, precision) = (class.plan.optimizer, class.plan.precision);
-    let text = format!("{optimizer:?} {decay} {elements} {precision}");
+    let text = format!("{optimizer:?} {decay} {elements} {precision} {is_coded}");
     if let Some(there) = class.table.updates.get(&text) {
         return Ok(Arc::clone(there));
     }
-    let made = Arc::new(Update::new(optimizer, decay, elements, &precision)?);
+    let made = Arc::new(Update::new((optimizer, decay), elements, &precision, is_coded)?);
     class.table.updates.insert(text, Arc::clone(&made));
     Ok(made)
 }
@@ -408,7 +422,7 @@ mod tests {
     /// Runs the update of an optimizer.
     fn apply(optimizer: Optimizer, vectors: &mut Vectors) {
         let precision = Precision::uniform(DType::F32);
-        let update = Update::new(optimizer, 0.1, vectors[0].len(), &precision);
+        let update = Update::new((optimizer, 0.1), vectors[0].len(), &precision, false);
         let update = update.expect("it updates");
         let (before, fixed) = (vectors.clone(), [[0.5_f32], [1e-2], [0.19], [0.0199]]);
         let input = |name: &String| match name.as_str() {

@@ -396,6 +396,7 @@ impl<'t> Line<'t> {
             "master" => Contents::Master(self.number()?),
             "grad" => Contents::Grad(self.number()?),
             "state" => Contents::State { weight: self.number()?, index: self.number()? },
+            "scale" => Contents::Scale { weight: self.number()?, index: self.number()? },
             "feed" => Contents::Feed(self.feed()?),
             "stats" => Contents::Stats,
             "cache" => Contents::Cache(self.number()?),
@@ -421,6 +422,7 @@ impl<'t> Line<'t> {
             "master" => ShardRole::Master,
             "rounded" => ShardRole::Rounded,
             "state" => ShardRole::State(self.number()?),
+            "scale" => ShardRole::Scale(self.number()?),
             _ => {
                 self.next -= 1;
                 return Err(Refusal::Unread);

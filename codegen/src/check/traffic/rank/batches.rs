@@ -163,12 +163,14 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
     match buffer.contents {
         Contents::Param(weight) => rest(updates && has_gradient(program, weight), false),
-        Contents::Master(_) | Contents::State { .. } => rest(updates, false),
+        Contents::Master(_) | Contents::State { .. } | Contents::Scale { .. } => {
+            rest(updates, false)
+        }
         // Where ranks share the update, the sum over them is in their pieces.
         Contents::Grad(_) if sums => rest(true, !is_split(program)),
         Contents::Shard { role, .. } => match role {
             ShardRole::Grad if sums => rest(true, true),
-            ShardRole::Master | ShardRole::State(_) => rest(updates, false),
+            ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_) => rest(updates, false),
             ShardRole::Grad | ShardRole::Rounded => None,
         },
         // The norm is that of gradients.

@@ -60,6 +60,7 @@ pub(super) fn update(
             params: bucket.master,
             grads: *grads,
             states: bucket.states.clone(),
+            scales: bucket.scales.clone(),
             rounded,
         };
         update_elements(class, &updated, scalars, steps)?;
@@ -75,7 +76,7 @@ pub(super) fn update(
 fn transient(class: &mut Class<'_>, bucket: &Bucket, role: ShardRole) -> BufferId {
     let (name, dtype) = match role {
         ShardRole::Grad => ("grads", class.plan.precision.gradients),
-        ShardRole::Rounded | ShardRole::Master | ShardRole::State(_) => {
+        ShardRole::Rounded | ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_) => {
             ("rounded", class.plan.precision.parameters)
         }
     };
