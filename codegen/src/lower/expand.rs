@@ -6,7 +6,7 @@ use ir::op::{Convolution, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
 use kernels::kernel::{
-    Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes,
+    Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes, Tiling,
 };
 use kernels::{Border, Kernel, Offset};
 
@@ -183,6 +183,7 @@ impl Lower<'_> {
             dtype: self.ty(x).dtype.accumulation(),
             stored: StoredTypes::all(self.ty(x).dtype),
             borders,
+            tiling: Tiling::default(),
         };
         Ok((product, [self.home(w), self.home(x)]))
     }

@@ -29,6 +29,16 @@ impl Arch {
             Arch::Sm100 => "sm_100",
         }
     }
+
+    /// Multiprocessors of the usual device: A100, RTX 4090, H100 SXM and H200, B200.
+    pub fn multiprocessors(self) -> usize {
+        match self {
+            Arch::Sm80 => 108,
+            Arch::Sm89 => 128,
+            Arch::Sm90a => 132,
+            Arch::Sm100 => 148,
+        }
+    }
 }
 
 /// What text is compiled for: `sm_80`, or `sm_80-tf32`.

@@ -3,7 +3,9 @@
 
 use gantline_kernels::cpu::Isa;
 use gantline_kernels::verify::verify;
-use gantline_kernels::{Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
+use gantline_kernels::{
+    Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes, Tiling,
+};
 use ir::DType;
 
 use crate::{Buffer, Random, run_on_threads, same_bits, sets};
@@ -85,6 +87,7 @@ impl Convolution {
             dtype: DType::F32,
             stored: StoredTypes::all(DType::F32),
             borders: if self.is_line { vec![border(1)] } else { vec![border(0), border(1)] },
+            tiling: Tiling::default(),
         }
     }
 

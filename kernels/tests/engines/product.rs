@@ -4,7 +4,7 @@ use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
     Access, BinaryOp, Border, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise,
-    Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, UnaryOp,
+    Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, Tiling, UnaryOp,
 };
 use ir::DType;
 
@@ -51,6 +51,7 @@ pub(crate) fn random_product(random: &mut Random, dtype: DType) -> Product {
         dtype,
         stored: StoredTypes::all(dtype),
         borders: Vec::new(),
+        tiling: Tiling::default(),
     }
 }
 
@@ -103,6 +104,7 @@ impl Framed {
             dtype,
             stored: StoredTypes::all(dtype),
             borders: vec![border(0), border(1)],
+            tiling: Tiling::default(),
         }
     }
 

@@ -6,7 +6,7 @@ use kernels::Offset;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Pointwise, Positions, Products, Rope, Source, StoredTypes, Window,
+    Pointwise, Positions, Products, Rope, Source, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{BinaryOp, Digit, Instr, RowInput};
 use kernels::verify::verify;
@@ -72,6 +72,7 @@ fn product(r: &mut Draws) -> Product {
         dtype: DType::F32,
         stored: StoredTypes::all(DType::F32),
         borders: Vec::new(),
+        tiling: Tiling::default(),
     }
 }
 
