@@ -11,6 +11,7 @@ use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
 use planner::machine::Machine as Detected;
 use runtime::artefact::{Contents, Limits, Machine, Requirements, read_for};
+use runtime::execute::Classes;
 use serde_json::json;
 
 use crate::LOSS;
@@ -40,7 +41,8 @@ pub fn assemble(
         return Err(wrong.into());
     }
     let threads = cluster.threads(plan.mesh.ranks());
-    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    let Classes { programs, kernels, .. } = &classes;
+    let footprints = Footprint::of_all(programs, kernels, plan.target, threads);
     if let Some(diagnostic) = check_memory(&plan, &footprints, cluster) {
         return Err(diagnostic.into());
     }
@@ -92,7 +94,7 @@ pub fn assemble(
 /// The largest workspaces of a kernel on any of the targets, in bytes.
 fn workspace(kernels: &[Kernel], targets: &[Target]) -> u64 {
     let of = |kernel: &Kernel| {
-        let bytes = |target: &Target| functions_for(kernel, *target).workspaces.iter().sum();
+        let bytes = |target: &Target| functions_for(kernel, *target).workspace().0;
         targets.iter().map(bytes).max().unwrap_or(0)
     };
     kernels.iter().map(of).max().unwrap_or(0)

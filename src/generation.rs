@@ -197,6 +197,7 @@ pub fn plan_forward(
     Ok(Plan {
         model: module.name.clone(),
         cluster: String::new(),
+        target: None,
         mesh,
         microbatch_size: samples,
         microbatch_count: 1,

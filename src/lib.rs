@@ -170,7 +170,7 @@ pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Fai
 /// Compares what the ranks of this process will hold with what it can get now: `E5020`. The page
 /// cache gives way, and counts as free.
 fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagnostic> {
-    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads_per_rank);
+    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, None, threads_per_rank);
     let ranks = classes.mesh.ranks();
     let of = |part: fn(&Footprint) -> u64| -> u64 {
         (0..ranks).map(|rank| part(&footprints[classes.class_of(rank)])).sum()

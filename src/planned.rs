@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ir::import::{Description, Model, Options};
 use ir::plan::Prediction;
-use ir::{Diagnostic, Module, Plan, Span};
+use ir::{Diagnostic, Module, Plan, Span, Target};
 use planner::configuration::Configuration;
 use planner::elaborate::{Name, Purpose, elaborate, name_of};
 
@@ -29,6 +29,8 @@ pub struct Wanted<'a> {
     pub model: &'a Path,
     /// The cluster, for people.
     pub cluster: String,
+    /// What kernels are compiled for there.
+    pub target: Option<Target>,
     /// Samples of a step.
     pub global_batch_size: usize,
     /// Tokens of a sample.
@@ -76,6 +78,7 @@ impl Built {
             entry: LOSS,
             model: self.model.name.clone(),
             cluster: wanted.cluster.clone(),
+            target: wanted.target,
             global_batch_size: wanted.global_batch_size,
             seq: wanted.seq,
             precision: self.precision,

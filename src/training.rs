@@ -9,7 +9,7 @@ use ir::precision::Precision;
 use ir::{Diagnostic, Plan, Span};
 use planner::cluster::Kind;
 use planner::footprint::Footprint;
-use runtime::execute::{Samples, Session};
+use runtime::execute::{Classes, Samples, Session};
 
 use crate::argument::PathArg;
 use crate::failure::{self, Failure};
@@ -132,7 +132,8 @@ impl Training {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
         let ranks = self.plan.mesh.ranks();
         let threads = self.threads(settings);
-        let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+        let Classes { programs, kernels, .. } = &classes;
+        let footprints = Footprint::of_all(programs, kernels, self.plan.target, threads);
         let held = |rank: usize| &footprints[classes.class_of(rank)];
         let fullest = (0..ranks).rev().max_by_key(|rank| held(*rank).total()).unwrap_or(0);
         let all = (0..ranks).map(|rank| held(rank).total()).sum();
@@ -257,7 +258,8 @@ fn check_fits(question: &PlanRequest, plan: &Plan) -> Result<(), Failure> {
     let cluster = &question.cluster;
     let classes = crate::compile(&question.module, LOSS, plan)?;
     let threads = cluster.threads(cluster.ranks_per_node(plan.mesh.ranks()));
-    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    let Classes { programs, kernels, .. } = &classes;
+    let footprints = Footprint::of_all(programs, kernels, plan.target, threads);
     match planner::check::check_memory(plan, &footprints, cluster) {
         Some(diagnostic) => Err(diagnostic.into()),
         None => Ok(()),
@@ -278,6 +280,8 @@ fn types(precision: &Precision) -> String {
 /// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
 pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
     let plan = ir::text::parse_plan(path, text)?;
+    // It is compiled for the cluster that is asked about, and older texts do not say.
+    let plan = Plan { target: question.cluster.target(), ..plan };
     let mut wrong = Vec::new();
     let mut compare = |what: &str, flag: &str, asked: String, planned: String| {
         if asked != planned {

@@ -3,6 +3,7 @@
 use ir::random::mix;
 use ir::{DType, formats};
 use kernels::arguments::Argument;
+use kernels::cuda::{Arch, tiling};
 use kernels::{
     Access, Attention, BinaryOp, Copy, CopyLoop, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset,
     Output, Product, ReduceOp, RowInput, Rows, UnaryOp,
@@ -38,18 +39,19 @@ const LAYERS: [(&str, usize, usize, usize); 12] = [
 
 /// Each layer's output, and the gradients of its input and of its weight, in BF16; weights are
 /// `[inputs, outputs]`.
-pub(crate) fn products() -> Vec<Case> {
-    let mut all = vec![product("square", "forward", [8192; 3])];
+pub(crate) fn products(arch: Arch) -> Vec<Case> {
+    let mut all = vec![product(("square", "forward"), [8192; 3], arch)];
     for (name, tokens, inputs, outputs) in LAYERS {
-        all.push(product(name, "forward", [tokens, outputs, inputs]));
-        all.push(product(name, "dgrad", [tokens, inputs, outputs]));
-        all.push(product(name, "wgrad", [inputs, outputs, tokens]));
+        all.push(product((name, "forward"), [tokens, outputs, inputs], arch));
+        all.push(product((name, "dgrad"), [tokens, inputs, outputs], arch));
+        all.push(product((name, "wgrad"), [inputs, outputs, tokens], arch));
     }
     all
 }
 
-fn product(name: &str, form: &str, [m, n, k]: [usize; 3]) -> Case {
+fn product((name, form): (&str, &str), [m, n, k]: [usize; 3], arch: Arch) -> Case {
     let mut p = Product::matrix(m, n, k, DType::BF16);
+    p.tiling = tiling(arch, [1, m, n], k);
     match form {
         "dgrad" => {
             p.n = vec![LoopBC { size: n, b: k, c: 1 }];

@@ -74,7 +74,7 @@ fn measure(what: &str, ordinal: usize, text: Option<Arch>) -> Result<(), String>
     let nvrtc = Nvrtc::open().map_err(|absent| absent.to_string())?;
     let gpu = Gpu { nvrtc, context, own, text: text.unwrap_or(own) };
     let cases = match what {
-        "products" => cases::products(),
+        "products" => cases::products(gpu.text),
         "attention" => cases::attention(),
         "memory" => {
             println!("{}", gpu.copied().map_err(|why| why.to_string())?);

@@ -5,7 +5,7 @@ use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::{DType, Function, Op, TensorType};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope, StoredTypes, Window,
+    Positions, Product, Rope, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
@@ -137,6 +137,7 @@ fn product(
         stored: StoredTypes { a: operands[0].dtype, b: operands[1].dtype, c: result.dtype },
         operands: einsum.operands,
         borders: Vec::new(),
+        tiling: Tiling::default(),
     };
     for letter in &einsum.result {
         let c = place(&einsum.result, *letter).map_or(0, |at| c_strides[at]);

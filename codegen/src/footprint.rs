@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use ir::program::{Buffer, BufferId, Contents, Instruction, Ref, ShardRole, Step};
-use ir::{Module, Plan, Program, ValueId};
+use ir::{Module, Plan, Program, Target, ValueId};
 use kernels::{Bytes, Kernel, price};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,14 +57,16 @@ pub struct Footprint {
 
 impl Footprint {
     /// The footprints of the programs of all classes of ranks, in their order. `kernels` are those
-    /// that they launch, on `threads` threads of a rank.
+    /// that they launch on a target, on `threads` threads of a rank where that is a CPU, as it is
+    /// where there is none.
     pub fn of_all<P: Borrow<Program>>(
         programs: &[P],
         kernels: &[Kernel],
+        target: Option<Target>,
         threads: usize,
     ) -> Vec<Footprint> {
         let of = |program: &P| Footprint {
-            workspace: workspace(program.borrow(), kernels, threads),
+            workspace: workspace(program.borrow(), kernels, target, threads),
             mailboxes: mailbox_bytes(program.borrow(), programs),
             ..Footprint::of(program.borrow())
         };
@@ -143,11 +145,14 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// Scratch of a program's kernels on `threads` threads of a rank: they run one after the other.
-fn workspace(program: &Program, kernels: &[Kernel], threads: usize) -> u64 {
+/// Scratch of a program's kernels on a target and `threads` threads of a rank: they run one after
+/// the other.
+fn workspace(program: &Program, kernels: &[Kernel], target: Option<Target>, threads: usize) -> u64 {
     let instructions = program.routines.iter().flat_map(|r| &r.instructions);
     let bytes = |instruction: &Instruction| match instruction {
-        Instruction::Launch { kernel, .. } => price::workspace(&kernels[*kernel], threads).0,
+        Instruction::Launch { kernel, .. } => {
+            price::workspace(&kernels[*kernel], target, threads).0
+        }
         Instruction::Collective { .. } => 0,
     };
     instructions.map(bytes).max().unwrap_or(0)
@@ -272,8 +277,8 @@ pub fn footprint(module: &Module, entry: &str, plan: &Plan) -> Result<Footprint,
 }
 
 impl Compiler<'_> {
-    /// The footprint of the rank of a plan that holds the most, without workspaces and mailboxes,
-    /// which depend on devices.
+    /// The footprint of the rank of a plan that holds the most, without mailboxes, and on CPUs
+    /// without workspaces, which depend on threads.
     ///
     /// Of stages whose calls are alike one program is made, for the first of them, which has most
     /// micro-batches in flight; of tensor-parallel ranks that of the first, whose pieces are the
@@ -289,10 +294,15 @@ impl Compiler<'_> {
     pub fn footprint(&mut self, plan: &Plan) -> Result<Footprint, NotYet> {
         crate::executable::check_executable(plan)?;
         let mut most = Footprint::default();
+        let is_cuda = plan.target.and_then(Target::arch).is_some();
         for stage in distinct_stages(self.calls(), plan) {
             let program = self.skeleton(plan, stage)?;
-            let own = Footprint::of(&program);
-            if own.arena > most.arena {
+            let mut own = Footprint::of(&program);
+            // What is only planned for has no kernels.
+            if is_cuda && plan.precision.lacking().is_empty() {
+                own.workspace = workspace(&program, self.kernels(), plan.target, 1);
+            }
+            if own.total() > most.total() {
                 most = own;
             }
         }

@@ -14,7 +14,7 @@ use ir::sharding::Layout;
 use ir::{Axis, DType, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
+use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling};
 
 use crate::catalogue;
 use crate::chunk::Chunks;
@@ -23,6 +23,7 @@ use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::scalars::Scalars;
 use crate::tile::lower_kernel;
+use crate::tilings::Tilings;
 use group::{Member, Turn, turns};
 
 /// The kernels of an artefact, each once.
@@ -65,18 +66,17 @@ impl Slots<'_> {
 }
 
 /// Lowers a fused function. Its slots are the parameters, then the results, which go where `slots`
-/// says. What `chunks` are called for runs in pieces.
+/// says. What `chunks` are called for runs in pieces, and products have their tilings.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
 pub(crate) fn lower_routine(
-    function: &Function,
-    module: &Module,
-    chunks: Option<&Chunks>,
+    (function, module): (&Function, &Module),
+    (chunks, tilings): (Option<&Chunks>, &Tilings),
     slots: Slots<'_>,
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    let mut lower = Lower::new(function, module, slots, table);
+    let mut lower = Lower::new((function, module), tilings, slots, table);
     lower.chunks = chunks;
     lower.assign_slots();
     // All that has no kernel is said at once, with the nodes that each sentence is about.
@@ -119,6 +119,7 @@ struct Lower<'a> {
     module: &'a Module,
     table: &'a mut KernelTable,
     chunks: Option<&'a Chunks>,
+    tilings: &'a Tilings,
     home: Vec<Option<Home>>,
     slots: Slots<'a>,
     /// Values whose producer adds to their slot.
@@ -132,8 +133,8 @@ struct Lower<'a> {
 
 impl<'a> Lower<'a> {
     fn new(
-        function: &'a Function,
-        module: &'a Module,
+        (function, module): (&'a Function, &'a Module),
+        tilings: &'a Tilings,
         slots: Slots<'a>,
         table: &'a mut KernelTable,
     ) -> Lower<'a> {
@@ -147,6 +148,7 @@ impl<'a> Lower<'a> {
             module,
             table,
             chunks: None,
+            tilings,
             home,
             slots,
             adds: vec![false; count],
@@ -266,8 +268,11 @@ impl<'a> Lower<'a> {
                 let result = self.ty(node.result());
                 let add = self.adds[node.result().index()];
                 let mut scalars = Scalars::default();
-                let kernel =
+                let mut kernel =
                     catalogue::kernel_of_op(&node.op, &operands, result, add, &mut scalars)?;
+                if let Kernel::Product(product) = &mut kernel {
+                    product.tiling = self.tiling(node, product);
+                }
                 self.launch_node(node, kernel, scalars);
                 Ok(())
             }
@@ -359,10 +364,16 @@ impl<'a> Lower<'a> {
         let mut scalars = Scalars::default();
         let ty = self.ty(result);
         let kernel = catalogue::kernel_of_op(&node.op, &types, ty, add, &mut scalars)?;
-        let Kernel::Product(product) = kernel else {
+        let Kernel::Product(mut product) = kernel else {
             return Err("a contraction is no product".into());
         };
+        product.tiling = self.tiling(node, &product);
         Ok((product, [node.operands[0], node.operands[1]].map(|operand| self.home(operand))))
+    }
+
+    /// How tensor cores sum the product that a node is.
+    fn tiling(&self, node: &Node, product: &Product) -> Tiling {
+        self.tilings.tiling(&self.function.value(node.result()).name, product)
     }
 
     /// Writes a window of a value: in place, or into a copy of it.
@@ -558,7 +569,8 @@ mod tests {
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
         let slots = Slots { adds: accumulate, ..Slots::default() };
-        let routine = lower_routine(&function, &Module::default(), None, slots, &mut table);
+        let (own, decisions) = ((&function, &Module::default()), (None, &Tilings::default()));
+        let routine = lower_routine(own, decisions, slots, &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
                 panic!("one rank exchanges nothing");

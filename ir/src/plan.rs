@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::DType;
 use crate::precision::Precision;
 use crate::sharding::Sharding;
+use crate::target::Target;
 
 pub use mesh::{Mesh, USUAL_ORDER, parse_order};
 
@@ -295,6 +296,10 @@ pub struct Plan {
     pub model: String,
     /// The cluster.
     pub cluster: String,
+    /// What kernels are compiled for, as follows from the cluster; none for devices that no kernels
+    /// are written for, and in texts that do not say.
+    #[serde(default)]
+    pub target: Option<Target>,
     /// The mesh.
     pub mesh: Mesh,
     /// Samples of one micro-batch on one rank.

@@ -141,6 +141,10 @@ impl StoredTypes {
 /// **Narrow types**: a product that is summed in F32 reads operands of BF16, F16, F8E4M3 and F8E5M2
 /// as the numbers of F32 that they are, and rounds its result to BF16 or F16 once, when the sum
 /// over all of `k` is complete. The result of one that accumulates is not narrow.
+///
+/// **Tensor cores** of a GPU sum as [`Tiling`] says. The bits of an element then depend on the
+/// kernel's tiling, `k` and the architecture; neither on `m`, `n` and batch, however these are cut,
+/// nor on which blocks run when.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Product {
     /// Loops over factors of all three.
@@ -163,6 +167,60 @@ pub struct Product {
     /// Dims of `b` with zeros around them.
     #[serde(default)]
     pub borders: Vec<Border>,
+    /// How tensor cores compute it.
+    #[serde(default)]
+    pub tiling: Tiling,
+}
+
+/// How tensor cores compute a product, chosen from sizes that are not sharded
+/// ([`crate::cuda::tiling`]). CPUs and CUDA cores do not look at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Tiling {
+    /// The family of block tiles.
+    pub family: Family,
+    /// Slices of `k` that are summed apart and then added in ascending order; 1 for the whole of
+    /// it. None is empty.
+    pub split: usize,
+}
+
+/// A family of block tiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Family {
+    /// Of many rows and columns.
+    #[default]
+    Wide,
+    /// Of few rows, such as those of decoding.
+    Skinny,
+}
+
+impl Default for Tiling {
+    /// Wide block tiles, each of which sums the whole of `k`.
+    fn default() -> Tiling {
+        Tiling { family: Family::Wide, split: 1 }
+    }
+}
+
+impl Tiling {
+    /// Slices are multiples of so many points of `k`: whole steps of all block tiles.
+    pub const STEP: usize = 128;
+
+    /// Points of each slice of `k` points but the last.
+    pub fn slice(self, k: usize) -> usize {
+        k.div_ceil(self.split.max(1)).next_multiple_of(Tiling::STEP)
+    }
+
+    /// The same with as many slices as there are that are not empty.
+    pub fn without_empty(self, k: usize) -> Tiling {
+        Tiling { split: k.div_ceil(self.slice(k).max(1)).max(1), ..self }
+    }
+}
+
+/// What differs from the default: ` skinny split 4`.
+impl fmt::Display for Tiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.family == Family::Skinny { " skinny" } else { "" })?;
+        if self.split == 1 { Ok(()) } else { write!(f, " split {}", self.split) }
+    }
 }
 
 impl Product {
@@ -188,7 +246,13 @@ impl Product {
             stored: StoredTypes::all(dtype),
             operands: Operands::Exact,
             borders: Vec::new(),
+            tiling: Tiling::default(),
         }
+    }
+
+    /// Points of each slice of `k` but the last.
+    pub fn slice(&self) -> usize {
+        self.tiling.slice(self.sizes()[3])
     }
 
     /// Numbers of points of batch, m, n and k.
@@ -711,7 +775,8 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
     let StoredTypes { a, b, c } = p.stored;
     if [a, b] == [c, c] { write!(f, "{c}") } else { write!(f, "{a}*{b}->{c}") }?;
     f.write_str(if p.operands == Operands::Tf32 { " by tf32" } else { "" })?;
-    f.write_str(if p.accumulate { " accumulating" } else { "" })
+    f.write_str(if p.accumulate { " accumulating" } else { "" })?;
+    write!(f, "{}", p.tiling)
 }
 
 fn display_window(f: &mut fmt::Formatter<'_>, name: &str, w: &Window) -> fmt::Result {

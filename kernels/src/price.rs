@@ -1,5 +1,7 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
+use ir::Target;
+
 use crate::kernel::{
     Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Source, Window,
 };
@@ -75,9 +77,15 @@ pub fn pointwise_flops(p: &Products) -> Flops {
     Flops(then.map(|then| rows_flops(&then.rows).0).sum())
 }
 
-/// Bytes of scratch that the CPU needs beyond the arguments: allocated once, kept and reused.
-pub fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
-    crate::cpu::workspace(kernel, threads)
+/// Bytes of scratch that a kernel needs on a target beyond the arguments, on `threads` threads of a
+/// rank where that is a CPU, as it is where there is none: allocated once, kept and reused.
+///
+/// On GPUs what the functions of the kernel pass on: slices, partial sums, copies of operands.
+pub fn workspace(kernel: &Kernel, target: Option<Target>, threads: usize) -> Bytes {
+    match target {
+        Some(Target::Cuda(arch)) => crate::cuda::functions_for(kernel, arch).workspace(),
+        Some(Target::Cpu(_)) | None => crate::cpu::workspace(kernel, threads),
+    }
 }
 
 fn distinct(loops: impl Iterator<Item = (usize, usize)>) -> u64 {
@@ -385,6 +393,26 @@ mod tests {
         assert_eq!(flops(&kernel), Flops(240));
         assert_eq!(bytes(&kernel), Bytes(4 * (24 + 30 + 20)));
         assert_eq!(kernel.to_string(), "product 4x5x6 f32");
+    }
+
+    /// Of a CPU by threads; of a GPU what its functions pass on.
+    #[test]
+    fn a_workspace_follows_from_kernel_and_target() {
+        let tiling = crate::Tiling { split: 3, ..Default::default() };
+        let split = Product { tiling, ..Product::matrix(300, 40, 4096, DType::BF16) };
+        let [whole, split] = [Product::matrix(300, 40, 4096, DType::BF16), split];
+        let of = |p: &Product, target: Option<Target>, threads: usize| {
+            workspace(&Kernel::Product(p.clone()), target, threads).0
+        };
+        for arch in ir::target::Arch::ALL {
+            let target = Some(Target::Cuda(arch));
+            assert_eq!(of(&whole, target, 1), 0, "{arch}");
+            assert_eq!(of(&split, target, 1), 3 * 300 * 40 * 4, "{arch}");
+            assert_eq!(of(&split, target, 8), of(&split, target, 1), "{arch}");
+        }
+        let cpu = Some(Target::Cpu(ir::target::InstructionSet::Avx512));
+        assert!(of(&whole, cpu, 4) > of(&whole, cpu, 1), "each thread has its own");
+        assert_eq!(of(&split, cpu, 4), of(&whole, None, 4));
     }
 
     #[test]

@@ -137,6 +137,9 @@ fn product(p: &Product) -> Verdict {
     let mut c = batch(|l| l.c);
     c.extend(p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c))));
     p.borders.iter().try_for_each(|at| border(p, at))?;
+    let k = p.k.iter().try_fold(1_usize, |n, l| n.checked_mul(l.size)).filter(|k| *k <= LIMIT);
+    let is_split = |k| p.tiling.split > 0 && p.tiling.without_empty(k) == p.tiling;
+    require(k.is_some_and(is_split), "a slice of its sums is empty")?;
     // Loops of borders have no elements of their own: what is read is counted by the borders.
     let held = b.iter().copied().filter(|(_, stride)| *stride > 0);
     let held = held.chain(p.borders.iter().map(|border| (border.size, border.step)));
@@ -593,6 +596,9 @@ mod tests {
             product(&|p| p.m[0].c = 0),
             product(&|p| p.k[0].a = usize::MAX),
             product(&|p| p.k = vec![p.k[0]; 50]),
+            product(&|p| p.tiling.split = 0),
+            product(&|p| p.tiling.split = 2),
+            product(&|p| p.tiling.split = usize::MAX),
             row(vec![digit(1, 6, 0)], 1),
             row(vec![digit(1, 5, 4)], 1),
             row(vec![digit(2, 6, 4)], 1),

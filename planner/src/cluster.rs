@@ -65,6 +65,7 @@ mod doubts;
 mod draft;
 pub(crate) mod names;
 mod print;
+mod target;
 
 #[cfg(test)]
 mod tests;

@@ -386,6 +386,7 @@ fn assemble(
     Plan {
         model: job.model.clone(),
         cluster: job.cluster.describe(),
+        target: job.cluster.target(),
         mesh,
         microbatch_size: candidate.microbatch_size,
         microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,

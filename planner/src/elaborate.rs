@@ -13,7 +13,7 @@ use std::ops::Range;
 use codegen::calls::{Calls, Operand};
 use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::Precision;
-use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span};
+use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::{Configuration, Recompute};
@@ -42,6 +42,8 @@ pub struct Purpose<'a> {
     pub model: String,
     /// The cluster.
     pub cluster: String,
+    /// What kernels are compiled for there.
+    pub target: Option<Target>,
     /// Samples of a step.
     pub global_batch_size: usize,
     /// Tokens of a sample.
@@ -109,6 +111,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     Ok(Plan {
         model: purpose.model.clone(),
         cluster: purpose.cluster.clone(),
+        target: purpose.target,
         mesh,
         microbatch_size: name.microbatch as usize,
         microbatch_count: count as usize,
@@ -244,6 +247,7 @@ pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Di
         entry,
         model: plan.model.clone(),
         cluster: plan.cluster.clone(),
+        target: plan.target,
         global_batch_size: plan.global_batch_size(),
         seq: plan.seq,
         precision: plan.precision,

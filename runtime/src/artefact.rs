@@ -29,6 +29,7 @@ use std::io::{self, Cursor, Write};
 use std::path::Path;
 
 use ir::ids::Ids;
+use ir::target::InstructionSet;
 use ir::{Diagnostic, Module, Plan, Program, Span};
 use kernels::Kernel;
 use kernels::cuda::{Target, unit};
@@ -43,7 +44,7 @@ use crate::error::Error;
 use crate::execute::Classes;
 
 /// The version of the format, raised by a change that other versions can't read.
-const FORMAT: u64 = 6;
+const FORMAT: u64 = 7;
 /// The version of the program. Programs and kernels are stored without names of their fields, so
 /// that another version would read them as something else.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -61,9 +62,6 @@ const MEMBERS: [&str; 6] = [KERNELS, MANIFEST, MODULE, PLAN, PROGRAMS, REPORT];
 fn source_member(target: Target) -> String {
     format!("kernels.{target}.cu")
 }
-
-/// Instruction sets of CPUs, each able to run what is made for those before it.
-const INSTRUCTION_SETS: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
 
 /// What is in an artefact.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,9 +123,9 @@ pub struct Machine {
 impl Machine {
     /// Whether code for an instruction set runs here.
     fn executes(&self, instruction_set: &str) -> bool {
-        let level = |set: &str| INSTRUCTION_SETS.iter().position(|known| *known == set);
+        let level = |set: &str| set.parse::<InstructionSet>();
         match (level(&self.instruction_set), level(instruction_set)) {
-            (Some(present), Some(wanted)) => wanted <= present,
+            (Ok(present), Ok(wanted)) => wanted <= present,
             _ => self.instruction_set == instruction_set,
         }
     }

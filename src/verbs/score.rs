@@ -218,6 +218,7 @@ fn wanted<'a>(
     Wanted {
         model: args.model.path(),
         cluster: cluster.describe(),
+        target: cluster.target(),
         global_batch_size: batch as usize,
         seq: tokens as usize,
         dtype,

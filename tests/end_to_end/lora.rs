@@ -215,7 +215,7 @@ fn freezing_takes_away_what_is_frozen_and_nothing_else() {
         for module in [&whole, &part] {
             let plan = planned(module, mesh);
             let compiled = codegen::compile::compile(module, "loss", &plan).expect("it compiles");
-            let of = Footprint::of_all(&compiled.programs, &compiled.kernels, 1);
+            let of = Footprint::of_all(&compiled.programs, &compiled.kernels, None, 1);
             held.push((compiled.programs, of));
             let mut session = session(module, &plan);
             session

@@ -94,6 +94,7 @@ pub(crate) fn plan_over(
     let stages =
         ir::sharding::pieces(calls.calls.len(), 1, wanted.mesh.pp).ok_or("too many stages")?;
     Ok(Plan {
+        target: None,
         model: module.name.clone(),
         cluster: "test".to_owned(),
         mesh: wanted.mesh,

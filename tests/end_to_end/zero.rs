@@ -126,7 +126,7 @@ fn states_are_split_over_ranks() {
     let held = |plan: &Plan| {
         let compiled = codegen::compile::compile(&module, "loss", plan).expect("it compiles");
         let footprints =
-            planner::footprint::Footprint::of_all(&compiled.programs, &compiled.kernels, 1);
+            planner::footprint::Footprint::of_all(&compiled.programs, &compiled.kernels, None, 1);
         (footprints[0], compiled.programs[0].weights.len())
     };
     for dp in [2, 3, 4] {

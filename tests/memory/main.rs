@@ -106,7 +106,7 @@ fn check(mesh: [usize; 3], threads: usize) {
     let found = plan(&question.job()).unwrap();
     let classes = compile(&question.module, LOSS, &found.plan).unwrap();
     let ranks = found.plan.mesh.ranks();
-    let of_class = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    let of_class = Footprint::of_all(&classes.programs, &classes.kernels, None, threads);
     let footprints: Vec<Footprint> =
         (0..ranks).map(|rank| of_class[classes.class_of(rank)]).collect();
     let predicted = found.plan.predictions["arena_bytes"].value;
@@ -269,7 +269,7 @@ fn ranks_of_random_plans_allocate_what_is_predicted() {
         };
         let mut programs = classes.programs.iter();
         coded += usize::from(programs.any(|program| program.buffers.iter().any(is_scale)));
-        let predicted = Footprint::of_all(&classes.programs, &classes.kernels, 1);
+        let predicted = Footprint::of_all(&classes.programs, &classes.kernels, None, 1);
         let of_rank: Vec<Footprint> =
             (0..plan.mesh.ranks()).map(|rank| predicted[classes.class_of(rank)]).collect();
         let whole = Region::new(ALLOCATOR);

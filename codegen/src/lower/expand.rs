@@ -6,7 +6,7 @@ use ir::op::{Convolution, Operands, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
 use kernels::kernel::{
-    Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes,
+    Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes, Tiling,
 };
 use kernels::{Border, Kernel, Offset};
 
@@ -184,6 +184,7 @@ impl Lower<'_> {
             stored: StoredTypes::all(self.ty(x).dtype),
             operands: Operands::Exact,
             borders,
+            tiling: Tiling::default(),
         };
         Ok((product, [self.home(w), self.home(x)]))
     }

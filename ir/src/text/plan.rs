@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! plan 2 gpt2 on [pp=2, dp=2, cp=2, tp=4] of h100
+//!   target sm_90a
 //!   micro-batch size=4 count=8
 //!   schedule interleaved stages 4 7 10 14
 //!   data seq=128 dtype=bf16
@@ -16,16 +17,17 @@
 //!     %w_fc: [*, dim1 @ tp]
 //!   predict step_time_s 0.25 fitted
 //! ```
-//! The line `precision` has all [`ROLES`] in order, `products` only where it is not `own`, and is left out where `dtype` is that of all.
-//! `stages` are, for each chunk of a stage, one past its last call in the entry. `keep` below a
-//! layer says what some of its calls keep instead, by ranges of their numbers, whose ends are one
-//! past the last. `context all-gather` is how context-parallel ranks attend to each other's tokens,
-//! and is there where the mesh has several. `experts N` are ranks that share experts; that line,
-//! `zero` and `offload` are left out where there is nothing of the kind, as are values that are
-//! replicated, and dims after the last one that is split. An unusual nesting of the axes follows
-//! the mesh: `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and
-//! cluster stand in quotes where they would be read otherwise. Texts of version 1 have no number
-//! after `plan`, and are read.
+//! The line `target` is left out where no kernels are written for the cluster's devices, and older
+//! texts lack it. The line `precision` has all [`ROLES`] in order, `products` only where it is not
+//! `own`, and is left out where `dtype` is that of all. `stages` are, for each chunk of a stage, one
+//! past its last call in the entry. `keep` below a layer says what some of its calls keep instead,
+//! by ranges of their numbers, whose ends are one past the last. `context all-gather` is how
+//! context-parallel ranks attend to each other's tokens, and is there where the mesh has several.
+//! `experts N` are ranks that share experts; that line, `zero` and `offload` are left out where
+//! there is nothing of the kind, as are values that are replicated, and dims after the last one that
+//! is split. An unusual nesting of the axes follows the mesh: `order dp.tp.cp.pp`, innermost first.
+//! Comments start with `#`. The names of model and cluster stand in quotes where they would be read
+//! otherwise. Texts of version 1 have no number after `plan`, and are read.
 //!
 //! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
 //! decision that is missing or taken twice, `E1023` a version that is not known.
@@ -42,6 +44,7 @@ use crate::plan::{
 };
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
+use crate::target::Target;
 use crate::{DType, Diagnostic, Span};
 
 /// The version of texts that are written.
@@ -57,6 +60,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [model, cluster] = [&self.model, &self.cluster].map(|name| phrase(name));
         writeln!(f, "plan {VERSION} {model} on {} of {cluster}", self.mesh)?;
+        if let Some(target) = self.target {
+            writeln!(f, "  target {target}")?;
+        }
         self.fmt_decisions(f)?;
         for (name, Prediction { value, origin }) in &self.predictions {
             writeln!(f, "  predict {name} {value:?} {origin}")?;
@@ -66,7 +72,7 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// The text of the decisions alone, without model, cluster and predictions.
+    /// The text of the decisions alone, without model, cluster, target and predictions.
     pub fn decisions(&self) -> String {
         struct Decisions<'a>(&'a Plan);
         impl fmt::Display for Decisions<'_> {
@@ -216,6 +222,7 @@ pub fn parse_plan(source: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
 #[derive(Default)]
 struct Draft {
     head: Option<(String, Mesh, String)>,
+    target: Option<Target>,
     microbatch: Option<(usize, usize)>,
     schedule: Option<(Schedule, Vec<usize>)>,
     data: Option<(usize, DType)>,
@@ -251,6 +258,7 @@ impl Reader<'_> {
         let rest = rest.trim();
         let form = match word {
             "plan" => "plan 2 NAME on [pp=1, dp=1, cp=1, tp=1] of CLUSTER",
+            "target" => "target sm_90a",
             "micro-batch" => "micro-batch size=4 count=8",
             "schedule" => "schedule 1f1b stages 7 14",
             "context" => "context all-gather",
@@ -272,9 +280,9 @@ impl Reader<'_> {
             _ if word.starts_with('%') => "%NAME: [dim0 @ dp, *, dim2 @ tp] partial sum tp",
             _ => {
                 let headline = format!("a plan has no `{word}`");
-                let help = "the lines of a plan start with plan, micro-batch, schedule, data, \
-                            precision, optimizer, clip, context, experts, zero, offload, layer, \
-                            keep, % or predict";
+                let help = "the lines of a plan start with plan, target, micro-batch, schedule, \
+                            data, precision, optimizer, clip, context, experts, zero, offload, \
+                            layer, keep, % or predict";
                 return self.report("E1021", bytes, headline, help);
             }
         };
@@ -352,6 +360,7 @@ impl Reader<'_> {
             model: head.0,
             mesh: head.1,
             cluster: head.2,
+            target: draft.target,
             microbatch_size: microbatch.0,
             microbatch_count: microbatch.1,
             seq: data.0,
@@ -386,6 +395,7 @@ impl Draft {
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest)?),
+            "target" => set(&mut self.target, rest.parse().ok()?),
             "context" => {
                 let form = ContextForm::ALL.into_iter().find(|form| form.name() == rest)?;
                 set(&mut self.context, form)
@@ -567,6 +577,7 @@ mod tests {
     use crate::diagnostic::render;
 
     const TEXT: &str = "plan 2 gpt2 on [pp=2, dp=1, tp=4] of cpu-local (2 cores, 7.60 GiB, avx2)
+  target avx2
   micro-batch size=4 count=8
   schedule 1f1b stages 7 14
   data seq=128 dtype=f32
@@ -601,6 +612,7 @@ mod tests {
 ";
         let second = TEXT.replace("  offload activations=host\n", "");
         let second = second.replace("    keep none 0..2 5..6\n", "");
+        let second = second.replace("  target avx2\n", "");
         assert_eq!(parse_plan("first", first), parse_plan("second", &second));
         let later = parse_plan("later", &TEXT.replace("plan 2", "plan 7")).unwrap_err();
         assert_eq!(later[0].code, "E1023");
@@ -649,7 +661,7 @@ mod tests {
         let text: String = found.iter().map(|d| render(d, Some(&wrong))).collect();
         let headlines: Vec<&str> = found.iter().map(|d| d.headline.as_str()).collect();
         assert_eq!(found.len(), 4, "{text}");
-        assert!(text.contains("--> my.plan:9:5"), "{text}");
+        assert!(text.contains("--> my.plan:10:5"), "{text}");
         assert_eq!(headlines[1], "a plan has no `cilp`");
         assert_eq!(headlines[3], "`predict` is decided twice");
         assert_eq!(parse_plan("empty", "").unwrap_err().len(), 5);

@@ -14,6 +14,7 @@ use gantline_ir::program::{
     Ref, Routine, ShardRole, Step, WeightShard,
 };
 use gantline_ir::sharding::{Axis, Layout, Sharding};
+use gantline_ir::target::Target;
 use gantline_ir::text::{parse_plan, parse_program};
 
 use crate::draws::{Draws, seeds};
@@ -130,6 +131,7 @@ fn plan(r: &mut Draws) -> Plan {
     Plan {
         model: name(r),
         cluster: name(r),
+        target: Target::all().nth(r.below(12)),
         mesh: Mesh {
             pp: 1 + r.below(9),
             dp: 1 + r.below(9),

@@ -6,6 +6,7 @@ use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, line, whole};
 use super::tile::Tile;
 use crate::offset::Offset;
+use crate::units::Bytes;
 
 /// The device functions of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +15,13 @@ pub struct Functions {
     pub functions: Vec<Function>,
     /// Bytes of each workspace that values are passed in from one function to the next.
     pub workspaces: Vec<u64>,
+}
+
+impl Functions {
+    /// Bytes of all workspaces.
+    pub fn workspace(&self) -> Bytes {
+        Bytes(self.workspaces.iter().sum())
+    }
 }
 
 /// One device function.

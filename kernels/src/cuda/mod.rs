@@ -42,6 +42,7 @@ mod slices;
 mod tensor;
 mod text;
 mod tile;
+mod tiling;
 mod vector;
 mod warpgroup;
 
@@ -61,6 +62,7 @@ pub use rows::Elementwise;
 pub use slices::SliceSum;
 pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tile::Tile;
+pub use tiling::{SKINNY_ROWS, tiling, waves_filled};
 pub use vector::Vectorized;
 pub use warpgroup::{MappedOperand, StagedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
 

@@ -1,10 +1,11 @@
-//! Products on tensor cores whose sum over k is that of slices.
+//! How products on tensor cores sum over k.
 //!
-//! Every 1024 points of k, or 128 where elements are bytes, are a sum of their own, the first from
-//! the old value where the product accumulates, and these are added to zero in ascending order. All
-//! block tiles sum so: those of many rows in registers, those of few by one block per slice and a
-//! second function. The bits of an element therefore depend on k and the instructions alone, and
-//! neither on m and n, however these are sharded, nor on the block tile that they choose.
+//! A kernel's [`Tiling`](crate::kernel::Tiling) says in how many slices: of several, each is summed
+//! by blocks of its own into a part of a workspace, the first one from the old value where the
+//! product accumulates, and a second function adds them to zero in ascending order. Within a slice
+//! every 1024 points, or 128 where elements are bytes, are a run that accumulators sum, and runs
+//! are added to zero in ascending order. The bits of an element therefore depend on k, the tiling
+//! and the instructions alone, and not on m and n, however these are sharded.
 
 use std::fmt;
 
@@ -14,31 +15,30 @@ use super::parameter::Parameter;
 use super::text::{Text, element, line};
 use crate::kernel::Product;
 
-/// Points of k of a slice. Chosen: a product of few rows by a weight of 4096 × 4096 has two blocks
-/// per multiprocessor, and large block tiles still add accumulators only every 16 steps or more.
-const SLICE: usize = 1024;
+/// Points of k of a run. Chosen: large block tiles add accumulators only every 16 steps or more.
+const RUN: usize = 1024;
 
 /// The same of products of bytes, of whose sums tensor cores keep few bits: those of 128 points, as
 /// DeepSeek-V3 has them.
-const SLICE_OF_BYTES: usize = 128;
+const RUN_OF_BYTES: usize = 128;
 
 /// Threads of a block.
 pub(super) const THREADS: u64 = 256;
 
-/// Points of k of a slice of a product.
-pub(super) fn slice(product: &Product) -> usize {
-    if product.stored.a.size() == 1 { SLICE_OF_BYTES } else { SLICE }
+/// Points of k of a run of a product.
+pub(super) fn run(product: &Product) -> usize {
+    if product.stored.a.size() == 1 { RUN_OF_BYTES } else { RUN }
 }
 
-/// Slices of a product.
-pub(super) fn slices(product: &Product) -> usize {
-    product.sizes()[3].div_ceil(slice(product)).max(1)
+/// Whether a slice of a product has several runs.
+pub(super) fn has_runs(product: &Product) -> bool {
+    product.slice() > run(product)
 }
 
 /// The parameter that is the workspace of a function that sums slices, behind both operands and the
-/// result: there is one where a skinny product has several slices that are not short.
-pub(super) fn workspace(product: &Product, is_skinny: bool) -> Option<usize> {
-    (is_skinny && slice(product) == SLICE && slices(product) > 1).then_some(3)
+/// result: there is one where a product has several slices.
+pub(super) fn workspace(product: &Product) -> Option<usize> {
+    (product.tiling.split > 1).then_some(3)
 }
 
 /// Adds the slices of a product, each in a part of a workspace: one thread per element.
@@ -66,7 +66,7 @@ impl SliceSum {
         line!(text, "const u64 place = ({of_batch}) + ({of_m}) + ({of_n});");
         line!(text, "float sum = 0;");
         line!(text, "UNROLL");
-        line!(text, "for (u32 slice = 0; slice < {}; slice += 1) {{", slices(p));
+        line!(text, "for (u32 slice = 0; slice < {}; slice += 1) {{", p.tiling.split);
         line!(text, "sum = sum + {}[slice * {count}ULL + i];", parameters[0].name());
         text.end();
         let result = Stored { product: p, added: [self.bias, self.addend], parameters, at: 1 };
@@ -76,7 +76,7 @@ impl SliceSum {
 
 impl fmt::Display for SliceSum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "one thread per element adds {} slices", slices(&self.product))
+        write!(f, "one thread per element adds {} slices", self.product.tiling.split)
     }
 }
 
@@ -98,9 +98,14 @@ pub(super) fn print_block(
         line!(text, "const u32 first_k = 0, steps = {steps};");
         return;
     }
-    let per_slice = slice / tile_k;
     line!(text, "const u64 batch = (u64)blockIdx.x / {tiles} % {batches};");
     line!(text, "const u32 slice = blockIdx.x / {};", tiles * batches);
+    print_steps([k, slice], tile_k, text);
+}
+
+/// Prints the points of k of a slice: the first one and the number of steps.
+fn print_steps([k, slice]: [usize; 2], tile_k: usize, text: &mut Text) {
+    let (steps, per_slice) = (k.div_ceil(tile_k), slice / tile_k);
     line!(text, "const u32 first_k = slice * {slice}, left = {steps} - slice * {per_slice};");
     line!(text, "const u32 steps = left < {per_slice} ? left : {per_slice};");
 }
@@ -109,16 +114,25 @@ pub(super) fn print_block(
 /// of one operand and 17 of the other.
 const BAND: usize = 8;
 
-/// Prints the tile of the result of that number, `tile`, and its steps along k. Tiles that follow
-/// each other share operands: they go down the columns of a band of rows.
+/// Prints the tile of the result of that number, `tile`, and its points of k, as [`print_block`]
+/// does; tiles of a slice come before those of the next one. Tiles that follow each other share
+/// operands: they go down the columns of a band of rows.
 pub(super) fn print_tile(
-    k: usize,
-    [_, rows, columns]: [usize; 3],
+    [k, slice]: [usize; 2],
+    [batches, rows, columns]: [usize; 3],
     [tile_m, tile_n, tile_k]: [usize; 3],
+    workspace: Option<usize>,
     text: &mut Text,
 ) {
-    line!(text, "const u32 in_batch = (u32)(tile % {});", rows * columns);
-    line!(text, "const u64 batch = tile / {};", rows * columns);
+    let tiles = rows * columns;
+    line!(text, "const u32 in_batch = (u32)(tile % {tiles});");
+    match workspace {
+        Some(_) => {
+            line!(text, "const u64 batch = tile / {tiles} % {batches};");
+            line!(text, "const u32 slice = (u32)(tile / {});", tiles * batches);
+        }
+        None => line!(text, "const u64 batch = tile / {tiles};"),
+    }
     line!(
         text,
         "const u32 band = in_batch / {0} * {BAND}, in_band = in_batch % {0};",
@@ -127,7 +141,10 @@ pub(super) fn print_tile(
     line!(text, "const u32 in_column = {rows} - band < {BAND} ? {rows} - band : {BAND};");
     line!(text, "const u64 block_m = (u64)(band + in_band % in_column) * {tile_m};");
     line!(text, "const u64 block_n = (u64)(in_band / in_column) * {tile_n};");
-    line!(text, "const u32 first_k = 0, steps = {};", k.div_ceil(tile_k));
+    match workspace {
+        Some(_) => print_steps([k, slice], tile_k, text),
+        None => line!(text, "const u32 first_k = 0, steps = {};", k.div_ceil(tile_k)),
+    }
 }
 
 /// How the sums of a product are stored.

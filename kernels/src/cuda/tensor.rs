@@ -9,15 +9,17 @@
 //! products run on CUDA cores.
 //!
 //! An accumulator starts as zero, or as the old value where the product accumulates; steps of 16
-//! along k are added to it in ascending order, slices of k as in `slices`. Its bits depend on no
-//! other size.
+//! along k are added to it in ascending order, runs and slices of k as in `slices`. Its bits depend
+//! on no other size.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 32 in three stages of `cp.async`, warp tiles of 64 × 32; the
 //!    epilogue stores each element alone.
-//! 2. products of at most 16 rows, such as those of decoding, stream the weights through block
-//!    tiles of 16 × 64 × 64 or 16 × 32 × 64, one block per slice of k.
+//! 2. skinny products, such as those of decoding, stream the weights through block tiles of
+//!    16 × 64 × 64 or 16 × 32 × 64, one block per slice of k.
 //! 3. TF32 and FP8 in the same tiles; adjacent threads copy F32 along k also where it is strided.
+//! 4. one block per slice of k also of wide products, where they have fewer tiles than there are
+//!    multiprocessors.
 
 use std::fmt;
 
@@ -29,12 +31,11 @@ use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
-use super::slices::{Stored, print_block, slice, slices, workspace};
+use super::slices::{Stored, has_runs, print_block, run, workspace};
 use super::text::{Text, element, line};
-use crate::kernel::{Product, StoredTypes};
+use super::tiling::SKINNY_ROWS;
+use crate::kernel::{Family, Product, StoredTypes};
 
-/// The most rows of a skinny product.
-pub(super) const SKINNY_ROWS: usize = 16;
 /// Fewest blocks of a skinny product that have 64 columns. Chosen: two per multiprocessor.
 const SKINNY_BLOCKS: usize = 256;
 
@@ -57,12 +58,13 @@ impl BlockShape {
     ];
 
     fn of(product: &Product) -> BlockShape {
-        let [batch, m, n, _] = product.sizes();
+        let [batch, _, n, _] = product.sizes();
         let [wider, narrower] = BlockShape::SKINNY;
-        match m {
-            0..=SKINNY_ROWS if batch * n.div_ceil(64) * slices(product) < SKINNY_BLOCKS => narrower,
-            0..=SKINNY_ROWS => wider,
-            _ => BlockShape::WIDE,
+        let blocks = batch * n.div_ceil(64) * product.tiling.split;
+        match product.tiling.family {
+            Family::Skinny if blocks < SKINNY_BLOCKS => narrower,
+            Family::Skinny => wider,
+            Family::Wide => BlockShape::WIDE,
         }
     }
 
@@ -243,7 +245,7 @@ impl TensorTile {
             OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
         ];
         let shape = BlockShape::of(product);
-        let workspace = workspace(product, shape.tile[0] <= SKINNY_ROWS);
+        let workspace = workspace(product);
         let product = product.clone();
         TensorTile { product, bias, addend, copies, elements, shape, workspace }
     }
@@ -270,8 +272,8 @@ impl TensorTile {
         for (name, extent) in [("a", tile_m), ("b", tile_n)] {
             line!(text, "SHARED({}, {name}_stages, {});", self.unit(), stages * extent * tile_k);
         }
-        let slice_of_k = self.elements.in_units(slice(p)).expect("slices are whole units");
-        print_block([k, slice_of_k], self.tiles(), self.shape.tile, self.workspace, text);
+        let units = |points| self.elements.in_units(points).expect("slices are whole units");
+        print_block([k, units(p.slice())], self.tiles(), self.shape.tile, self.workspace, text);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
@@ -282,7 +284,7 @@ impl TensorTile {
         line!(text, "float acc{registers} = {{}};");
         // Of bytes the old value would lose bits among the accumulators.
         let is_of_bytes = self.elements == Elements::Bytes;
-        let is_summed = is_of_bytes || slices(p) > 1 && self.workspace.is_none();
+        let is_summed = is_of_bytes || has_runs(p);
         if is_summed {
             line!(text, "float total{registers} = {{}};");
         }
@@ -307,8 +309,8 @@ impl TensorTile {
         line!(text, "if (step < {ahead}) continue;");
         line!(text, "const u32 stage = (step - {ahead}) % {stages};");
         if is_summed {
-            let per_slice = slice_of_k / tile_k;
-            line!(text, "if (step > {ahead} && (step - {ahead}) % {per_slice} == 0) {{");
+            let per_run = units(run(p)) / tile_k;
+            line!(text, "if (step > {ahead} && (step - {ahead}) % {per_run} == 0) {{");
             self.print_sum("total", text);
             text.end();
         }
@@ -359,7 +361,7 @@ impl TensorTile {
         }
     }
 
-    /// Prints the addition of accumulators to the sum of slices, to where it goes.
+    /// Prints the addition of accumulators to the sum of runs, to where it goes.
     fn print_sum(&self, to: &str, text: &mut Text) {
         self.open_registers(text);
         line!(text, "{to}[i][j][q] = total[i][j][q] + acc[i][j][q];");
@@ -491,7 +493,7 @@ impl fmt::Display for TensorTile {
             Elements::Bytes => write!(f, ", two bytes a unit")?,
         }
         match self.workspace {
-            Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
+            Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
             None => Ok(()),
         }
     }

@@ -3,8 +3,8 @@
 //! One thread copies stages of both operands to shared memory by TMA; two warpgroups multiply them,
 //! 64 rows of the block tile each. Every stage has two mbarriers: `full` counts the bytes of its
 //! copies, `empty` the warps that have read it. An accumulator starts as zero, or as the old value
-//! where the product accumulates, and steps of 16 along k are added in ascending order, slices of k
-//! as in `slices`.
+//! where the product accumulates, and steps of 16 along k are added in ascending order, runs and
+//! slices of k as in `slices`.
 //!
 //! All products of these types run here: sharding m or n may change the strides of an operand, and
 //! must not change bits. What TMA cannot copy, such as rows that do not start at multiples of 16
@@ -16,10 +16,11 @@
 //! 2. blocks are persistent: each takes one tile after the other, whose copies run while the tile
 //!    before is stored; and where rows of the result start at multiples of 16 bytes, it is stored
 //!    by TMA from shared memory.
-//! 3. products of at most 16 rows, such as those of decoding, are transposed, since `wgmma` takes
-//!    64 rows but may take 16 columns: block tiles of 64 × 16 × 64 in eight stages, one block per
-//!    slice of k.
+//! 3. skinny products, such as those of decoding, are transposed, since `wgmma` takes 64 rows but
+//!    may take 16 columns: block tiles of 64 × 16 × 64 in eight stages, one block per slice of k.
 //! 4. operands that TMA cannot copy go through registers, in vectors as wide as they are aligned.
+//! 5. tiles of wide products for each slice of k, stored to the workspace by TMA, where products
+//!    have fewer tiles than there are multiprocessors.
 
 use std::fmt;
 
@@ -28,10 +29,11 @@ use ir::DType;
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
-use super::slices::{Stored, print_block, print_tile, slice, slices, workspace};
-use super::tensor::{OperandCopy, SKINNY_ROWS};
+use super::slices::{Stored, has_runs, print_block, print_tile, run, workspace};
+use super::tensor::OperandCopy;
 use super::text::{Text, element, line};
-use crate::kernel::{LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
+use super::tiling::SKINNY_ROWS;
+use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -87,7 +89,7 @@ const DIMS: usize = 5;
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarpgroupTile {
-    /// What is computed: the transposed product where it has few rows.
+    /// What is computed: the transposed product where it is skinny.
     pub product: Product,
     /// Whether it is that.
     pub is_transposed: bool,
@@ -111,8 +113,9 @@ pub struct WarpgroupTile {
 pub struct MappedResult {
     /// What the launch passes.
     pub map: TensorMap,
-    /// The loops over batch that the map has dims for.
-    batch: Vec<usize>,
+    /// The loops over batch that the map has dims for; none where it is of a workspace, whose last
+    /// dim counts slices and batches.
+    batch: Option<Vec<usize>>,
 }
 
 /// How an operand is copied to shared memory.
@@ -237,12 +240,44 @@ impl MappedResult {
             box_dims: vec![(SWIZZLE_ROW / bytes) as u32, ROWS as u32],
         };
         let batch = map.add_batch(&loops.batch[2]).filter(|_| fits && matches!(bytes, 2 | 4))?;
-        Some(MappedResult { map, batch })
+        Some(MappedResult { map, batch: Some(batch) })
+    }
+
+    /// How TMA stores the slices of a product, to the workspace of that parameter; none where it
+    /// cannot.
+    fn of_slices(p: &Product, parameter: usize) -> Option<MappedResult> {
+        let [batch, m, n, _] = p.sizes();
+        let bytes = DType::F32.size() as usize;
+        let mut map = TensorMap {
+            name: "c_map",
+            parameter,
+            dtype: DType::F32,
+            dims: vec![n as u64, m as u64],
+            strides_bytes: vec![(n * bytes) as u64],
+            box_dims: vec![(SWIZZLE_ROW / bytes) as u32, ROWS as u32],
+        };
+        map.add_batch(&[[p.tiling.split * batch, m * n]])?;
+        Some(MappedResult { map, batch: None })
     }
 
     /// Columns of a box.
     fn columns(&self) -> usize {
         self.map.box_dims[0] as usize
+    }
+
+    /// Bytes of an element.
+    fn bytes(&self) -> usize {
+        self.map.dtype.size() as usize
+    }
+
+    /// The coordinates of a tile along batch, and slices where there are some.
+    fn batch(&self, product: &Product) -> String {
+        let sizes: Vec<usize> = product.batch.iter().map(|l| l.size).collect();
+        let coordinate = |at| format!(", (i32)({})", coordinate_of(&sizes, at, "batch"));
+        match &self.batch {
+            Some(batch) => batch.iter().copied().map(coordinate).collect(),
+            None => format!(", (i32)(slice * {}ULL + batch)", product.sizes()[0]),
+        }
     }
 }
 
@@ -366,14 +401,18 @@ fn transposed(p: &Product) -> Product {
 impl WarpgroupTile {
     /// The tile of a product that runs on tensor cores, with parameters that are added to it.
     pub(super) fn of(product: &Product, [bias, addend]: [Option<usize>; 2]) -> WarpgroupTile {
-        let is_transposed = product.sizes()[1] <= SKINNY_ROWS;
+        let is_transposed = product.tiling.family == Family::Skinny;
         let (product, parameters, shape) = match is_transposed {
             true => (transposed(product), [1, 0], WarpgroupShape::SKINNY),
             false => (product.clone(), [0, 1], WarpgroupShape::WIDE),
         };
         let operands = StagedOperand::both(&product, parameters, shape);
-        let workspace = workspace(&product, is_transposed);
-        let result = if is_transposed { None } else { MappedResult::of(&product) };
+        let workspace = workspace(&product);
+        let result = match workspace {
+            _ if is_transposed => None,
+            Some(at) => MappedResult::of_slices(&product, at),
+            None => MappedResult::of(&product),
+        };
         WarpgroupTile { product, is_transposed, bias, addend, operands, shape, workspace, result }
     }
 
@@ -395,8 +434,8 @@ impl WarpgroupTile {
 
     /// Bytes of a warpgroup's rows of the result, where TMA stores them.
     fn result_bytes(&self) -> usize {
-        let bytes = self.product.stored.c.size() as usize;
-        self.result.as_ref().map_or(0, |_| ROWS * self.shape.columns * bytes)
+        let bytes = |result: &MappedResult| ROWS * self.shape.columns * result.bytes();
+        self.result.as_ref().map_or(0, bytes)
     }
 
     /// Bytes of dynamic shared memory of a block: stages, results, and two mbarriers per stage.
@@ -440,13 +479,13 @@ impl WarpgroupTile {
         let (k, tiles, tile) = (p.sizes()[3], self.tiles(), self.shape.tile());
         line!(text, "u32 count = 0;");
         if self.is_persistent() {
-            let count: usize = tiles.iter().product();
+            let count: usize = tiles.iter().product::<usize>() * p.tiling.split;
             line!(text, "NO_UNROLL");
             line!(text, "for (u64 tile = blockIdx.x; tile < {count}; tile += gridDim.x) {{");
-            print_tile(k, tiles, tile, text);
+            print_tile([k, p.slice()], tiles, tile, self.workspace, text);
         } else {
             line!(text, "{{");
-            print_block([k, slice(p)], tiles, tile, self.workspace, text);
+            print_block([k, p.slice()], tiles, tile, self.workspace, text);
         }
     }
 
@@ -568,7 +607,7 @@ impl WarpgroupTile {
         self.open_tiles(text);
         line!(text, "const u64 batch_c = {};", nest(&loops.batch[2], "batch"));
         line!(text, "float acc[{count}] = {{}};");
-        let is_summed = slices(p) > 1 && self.workspace.is_none();
+        let is_summed = has_runs(p);
         if is_summed {
             line!(text, "float total[{count}] = {{}};");
         }
@@ -581,7 +620,7 @@ impl WarpgroupTile {
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         if is_summed {
-            line!(text, "if (step > 0 && step % {} == 0) {{", slice(p) / TILE_K);
+            line!(text, "if (step > 0 && step % {} == 0) {{", run(p) / TILE_K);
             line!(text, "warpgroup_wait<0>(acc);");
             line!(text, "UNROLL");
             line!(text, "for (u32 i = 0; i < {count}; i += 1) {{");
@@ -663,7 +702,7 @@ impl WarpgroupTile {
         text: &mut Text,
     ) {
         let (product, columns) = (&self.product, result.columns());
-        let (kept, bytes) = (element(product.stored.c), SWIZZLE_ROW / columns);
+        let (kept, bytes) = (element(result.map.dtype), result.bytes());
         line!(text, "u8* const result = results + consumer * {};", self.result_bytes());
         line!(text, "if (threadIdx.x % {WARPGROUP} == 0) tma_store_wait();");
         line!(text, "sync_warpgroup(consumer + 1);");
@@ -675,7 +714,7 @@ impl WarpgroupTile {
         line!(text, "UNROLL");
         line!(text, "for (u32 e = 0; e < 2; e += 1) {{");
         line!(text, "pair.x[e] = Store<{kept}>::of(acc[i + e]);");
-        if self.bias.or(self.addend).is_some() {
+        if self.workspace.is_none() && self.bias.or(self.addend).is_some() {
             let [_, m_size, n_size, _] = product.sizes();
             line!(text, "const u64 m = block_m + consumer * 64 + row, n = block_n + column + e;");
             line!(text, "if (m >= {m_size} || n >= {n_size}) continue;");
@@ -693,10 +732,7 @@ impl WarpgroupTile {
         line!(text, "fence_proxy_async();");
         line!(text, "sync_warpgroup(consumer + 1);");
         line!(text, "if (threadIdx.x % {WARPGROUP} == 0) {{");
-        let sizes: Vec<usize> = product.batch.iter().map(|l| l.size).collect();
-        let batch: String = (result.batch.iter())
-            .map(|at| format!(", (i32)({})", coordinate_of(&sizes, *at, "batch")))
-            .collect();
+        let batch = result.batch(product);
         for at in 0..self.shape.columns / columns {
             let (from, first) = (at * half, at * columns);
             line!(
@@ -779,7 +815,7 @@ impl fmt::Display for WarpgroupTile {
             write!(f, ", stored by TMA")?;
         }
         match self.workspace {
-            Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
+            Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
             None => Ok(()),
         }
     }

@@ -3,7 +3,9 @@
 
 use gantline_kernels::cpu::Isa;
 use gantline_kernels::verify::verify;
-use gantline_kernels::{Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
+use gantline_kernels::{
+    Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes, Tiling,
+};
 use ir::DType;
 use ir::op::Operands;
 
@@ -87,6 +89,7 @@ impl Convolution {
             stored: StoredTypes::all(DType::F32),
             operands: Operands::Exact,
             borders: if self.is_line { vec![border(1)] } else { vec![border(0), border(1)] },
+            tiling: Tiling::default(),
         }
     }
 

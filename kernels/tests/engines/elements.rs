@@ -7,6 +7,7 @@ use gantline_kernels::{Kernel, LoopABC, Product, StoredTypes};
 use ir::DType;
 
 use crate::shim::{Library, compiler};
+use crate::skinny::tiled;
 use crate::tensor::{is_near, mistaken};
 use crate::{Buffer, Case, Random, same_bits};
 
@@ -94,7 +95,7 @@ fn cases(count: u64) -> Vec<Rounded> {
         let [m, n] = [0; 2].map(|_| random.pick(&[1, 7, 16, 17, 33, 64, 129, 136]));
         let k = random.pick(&[2, 8, 30, 64, 128, 130, 260, 400, 1026]);
         let k = if types[0] == DType::F32 { k - random.below(2) } else { k };
-        let product = matrix(&mut random, types, [m, n, k]);
+        let product = tiled(matrix(&mut random, types, [m, n, k]), Arch::Sm80);
         Rounded::new(&mut random, product)
     };
     (0..count).map(case).collect()

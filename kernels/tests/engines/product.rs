@@ -4,7 +4,7 @@ use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
     Access, BinaryOp, Border, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise,
-    Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, UnaryOp,
+    Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, Tiling, UnaryOp,
 };
 use ir::DType;
 use ir::op::Operands;
@@ -53,6 +53,7 @@ pub(crate) fn random_product(random: &mut Random, dtype: DType) -> Product {
         stored: StoredTypes::all(dtype),
         operands: Operands::Exact,
         borders: Vec::new(),
+        tiling: Tiling::default(),
     }
 }
 
@@ -106,6 +107,7 @@ impl Framed {
             stored: StoredTypes::all(dtype),
             operands: Operands::Exact,
             borders: vec![border(0), border(1)],
+            tiling: Tiling::default(),
         }
     }
 

@@ -295,7 +295,8 @@ impl<'a> LayerTable<'a> {
         pricer.price_launches(&prices);
         let time = simulate(&prices, mesh, programs, &pricer.launches);
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
-        let footprints = Footprint::of_all(programs, pricer.compiler.kernels(), threads);
+        let footprints =
+            Footprint::of_all(programs, pricer.compiler.kernels(), cluster.target(), threads);
         let (need, have) = fullest(&footprints, mesh.dp, (memory, cluster.nodes));
         Scored { candidate: candidate.clone(), name, time, footprints, need, have }
     }

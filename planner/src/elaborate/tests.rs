@@ -45,6 +45,7 @@ pub(crate) fn purpose(module: &Module) -> Purpose<'_> {
         entry: "loss",
         model: "test".to_owned(),
         cluster: "nowhere".to_owned(),
+        target: None,
         global_batch_size: SAMPLES,
         seq: 32,
         precision: Precision::uniform(DType::F32),

@@ -1,5 +1,6 @@
 use codegen::compile::Compiler;
 use ir::plan::{Optimizer, Schedule};
+use ir::target::{Arch, Target};
 
 use super::*;
 use crate::cluster::Cluster;
@@ -30,8 +31,9 @@ fn executable(seed: u64) -> Configuration {
 #[test]
 fn footprints_are_those_of_all_programs() {
     let uneven = ["tp=3 dp=2 mbs=1", "tp=3 pp=2 dp=1 mbs=1 sp", "pp=5 dp=2 mbs=2 stages=3.2.3.2.2"];
-    for module in [gpt2(), llama()].map(prepared) {
-        let purpose = Purpose { optimizer: ADAMW, ..purpose(&module) };
+    let targets = [None, Some(Target::Cuda(Arch::Sm90a))];
+    for (module, target) in [gpt2(), llama()].map(prepared).into_iter().zip(targets) {
+        let purpose = Purpose { optimizer: ADAMW, target, ..purpose(&module) };
         let mut lowering = Lowering::new(purpose.clone()).unwrap();
         let mut compiler = Compiler::new(&module, "loss").unwrap();
         let uneven = uneven.map(|text| text.parse().unwrap());
@@ -39,14 +41,17 @@ fn footprints_are_those_of_all_programs() {
         for name in uneven.into_iter().chain((0..48).map(executable)) {
             let Ok(plan) = elaborate(&name, &purpose) else { continue };
             let programs = compiler.programs(&plan).unwrap();
-            let all = Footprint::of_all(&programs, compiler.kernels(), 1);
+            let all = Footprint::of_all(&programs, compiler.kernels(), target, 1);
             let mut fullest = Footprint::default();
-            // What depends on devices is no part of it.
-            for own in all.into_iter().map(|own| Footprint { mailboxes: 0, workspace: 0, ..own }) {
-                if own.arena > fullest.arena {
+            // What depends on the threads of a CPU is no part of it.
+            let workspace = |own: &Footprint| target.map_or(0, |_| own.workspace);
+            for own in all {
+                let own = Footprint { mailboxes: 0, workspace: workspace(&own), ..own };
+                if own.total() > fullest.total() {
                     fullest = own;
                 }
             }
+            assert_eq!(fullest.workspace > 0, target.is_some(), "{name}");
             assert_eq!(lowering.footprint(&name).unwrap(), fullest, "{name}");
             let Footprint { params, masters, grads, states, activations, .. } = fullest;
             assert_eq!(params + masters + grads + states + activations, fullest.arena, "{name}");

@@ -10,10 +10,10 @@ use std::path::Path;
 
 use gantline_runtime::cuda::nvrtc::Nvrtc;
 use ir::DType;
-use kernels::cuda::{Arch, F32Products, Target, device_prelude, functions_for};
+use kernels::cuda::{Arch, F32Products, SKINNY_ROWS, Target, device_prelude, functions_for};
 use kernels::{
-    Access, Attention, BinaryOp, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output, Product,
-    ReduceOp, RowInput, Rows, StoredTypes, UnaryOp,
+    Access, Attention, BinaryOp, Family, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output,
+    Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -62,6 +62,16 @@ fn product(m: usize, is_transposed: bool) -> Kernel {
         p.n = vec![LoopBC { size: n, b: k, c: 1 }];
         p.k = vec![LoopAB { size: k, a: 1, b: 1 }];
     }
+    if m <= SKINNY_ROWS {
+        p.tiling = Tiling { family: Family::Skinny, split: 2 };
+    }
+    Kernel::Product(p)
+}
+
+/// A product of few block tiles, each of whose sums several blocks share.
+fn split() -> Kernel {
+    let Kernel::Product(mut p) = product(256, true) else { unreachable!("it is a product") };
+    p.tiling.split = 4;
     Kernel::Product(p)
 }
 
@@ -199,10 +209,12 @@ fn expectations() -> Vec<Expected> {
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
         by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
+        by_mma("product in slices", split()),
         by_mma("product of few rows by rows", product(4, false)),
         by_mma("product of few rows by columns", product(4, true)),
         stored_by_tma("product by rows", product(256, false)),
         stored_by_tma("product by columns", product(256, true)),
+        stored_by_tma("product in slices", split()),
         Expected {
             has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
             ..by_wgmma("product of rows that start anywhere", copied_by_threads())

@@ -129,6 +129,9 @@ fn explanation(
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
     let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
+    if let Some(target) = subject.cluster.target() {
+        text += &format!("Kernels for {target}\n");
+    }
     text += &explained.verdict(&asked.all_limits()?);
     text.push('\n');
     text += &parts(estimate, &explained.finalists.held, answer.have_bytes);

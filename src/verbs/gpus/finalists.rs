@@ -198,6 +198,7 @@ impl Subject {
         Wanted {
             model,
             cluster: self.cluster.describe(),
+            target: self.cluster.target(),
             global_batch_size: self.global_batch as usize,
             seq: self.seq as usize,
             dtype: self.dtype,

@@ -7,7 +7,7 @@ use kernels::Offset;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Pointwise, Positions, Products, Rope, Source, StoredTypes, Window,
+    Pointwise, Positions, Products, Rope, Source, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{BinaryOp, Digit, Instr, RowInput};
 use kernels::verify::verify;
@@ -74,6 +74,7 @@ fn product(r: &mut Draws) -> Product {
         stored: StoredTypes::all(DType::F32),
         operands: Operands::Exact,
         borders: Vec::new(),
+        tiling: Tiling::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::cuda::arch::{Arch, Target};
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::product::{ProductTile, THREADS};
-use crate::cuda::slices::{self, SliceSum, slices};
+use crate::cuda::slices::{self, SliceSum};
 use crate::cuda::tensor::{self, Elements, TensorTile};
 use crate::cuda::tile::Tile;
 use crate::cuda::warpgroup::WarpgroupTile;
@@ -57,9 +57,10 @@ pub(super) fn function(
     let [batch, m, n, _] = product.sizes();
     let workspace =
         Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
-    all.workspaces.push((slices(product) * batch * m * n) as u64 * DType::F32.size());
+    let split = product.tiling.split;
+    all.workspaces.push((split * batch * m * n) as u64 * DType::F32.size());
     function.parameters = vec![a, b, c, workspace];
-    function.grid *= slices(product) as u64;
+    function.grid *= split as u64;
     let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
     let sum = SliceSum { product: product.clone(), bias, addend };
     all.functions.extend([function, slice_sum(sum, what, parameters)]);
