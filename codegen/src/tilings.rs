@@ -98,9 +98,9 @@ mod tests {
             let own = (&local.function, &local.module);
             lower_routine(own, (None, &whole), Slots::default(), &mut table)
                 .expect("it has kernels");
-            let product = |kernel: &Kernel| match kernel {
-                Kernel::Product(product) => Some((product.sizes(), product.tiling)),
-                _ => None,
+            let product = |kernel: &Kernel| {
+                let Kernel::Product(product) = kernel else { return None };
+                Some((product.sizes(), product.tiling))
             };
             table.kernels.iter().find_map(product).expect("a product")
         };
