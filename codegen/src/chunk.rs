@@ -89,7 +89,7 @@ struct Cut {
 }
 
 /// What a name was made of to tell it from an equal one: a copy is `again`, or has a number.
-fn stem(name: &str) -> Option<&str> {
+pub(crate) fn stem(name: &str) -> Option<&str> {
     let (stem, end) = name.rsplit_once('.')?;
     let is_number = !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     (end == "again" || is_number).then_some(stem)

@@ -11,12 +11,14 @@ use ir::program::{Contents, Entry, Feed, Program, Step};
 use ir::{DType, Diagnostic, Function, Module, Plan, Span, TensorType, ValueId};
 
 use crate::calls::{Call, Calls, Operand};
+use crate::chunk::Wide;
 use crate::compile::Compiled;
 use crate::lower::KernelTable;
-use crate::partition::{Place, partition_for_output};
+use crate::partition::{Place, bindings, partition_for_output};
 use crate::refusal::Refusal;
-use crate::routines::routine;
+use crate::routines::routine_in_pieces;
 use crate::store::{BufferId, Store};
+use crate::tilings::Tilings;
 use crate::weights::weight_places;
 
 /// An entry of a module, and what it is called in the program.
@@ -92,6 +94,7 @@ fn program(
         sizes: [plan.mesh.dp, plan.mesh.tp],
         coordinates: [0, tensor],
         microbatch_size: plan.microbatch_size,
+        target: plan.target,
     };
     let mut class = Class {
         plan,
@@ -224,7 +227,12 @@ impl<'a, 'c> Work<'a, 'c> {
         let (shardings, place) = (&decisions.shardings, self.class.place);
         let mut local = partition_for_output(module, function, shardings, place, &is_output)?;
         local.function.name = format!("{}.{}", self.forward.name, call.function);
-        let lowered = routine(&local.function, &local.module, &[], &in_place, self.class.table)?;
+        let mut whole = function.clone();
+        whole.bind(&bindings(place));
+        let tilings = Tilings::of(&whole, place.target);
+        let decisions = (&Wide::of(&local.function), &tilings);
+        let own = (&local.function, &local.module);
+        let lowered = routine_in_pieces(own, decisions, &[], &in_place, self.class.table)?;
         let frame_bytes = lowered.frame_bytes;
         let routine = self.class.store.routine(&lowered);
         Ok(Layer { function: local.function, routine, frame_bytes })

@@ -27,6 +27,7 @@
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`canonicalise`]
 //! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
+//! [`tilings`] says how GPUs sum products, from the whole function and the plan's target;
 //! [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a class;
 //! [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages
 //! and calls share; [`executable`] says what no program does; [`compile`] assembles, and
@@ -57,6 +58,7 @@ pub mod domain;
 mod precision;
 mod empty;
 mod chunk;
+pub mod tilings;
 mod epilogue;
 mod pool;
 pub mod grouping;

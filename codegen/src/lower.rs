@@ -14,7 +14,7 @@ use ir::sharding::Layout;
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
+use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling};
 
 use crate::catalogue;
 use crate::chunk::Chunks;
@@ -23,6 +23,7 @@ use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::scalars::Scalars;
 use crate::tile::lower_kernel;
+use crate::tilings::Tilings;
 use group::{Member, Turn, turns};
 
 /// The kernels of an artefact, each once.
@@ -49,19 +50,19 @@ impl KernelTable {
 
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
 /// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
-/// parameter updates it: both slots are one buffer. What `chunks` are called for runs in pieces.
+/// parameter updates it: both slots are one buffer. What `chunks` are called for runs in pieces,
+/// and products have their tilings.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
 pub(crate) fn lower_routine(
-    function: &Function,
-    module: &Module,
-    chunks: Option<&Chunks>,
+    (function, module): (&Function, &Module),
+    (chunks, tilings): (Option<&Chunks>, &Tilings),
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    let mut lower = Lower::new(function, module, table);
+    let mut lower = Lower::new((function, module), tilings, table);
     lower.chunks = chunks;
     lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
@@ -104,6 +105,7 @@ struct Lower<'a> {
     module: &'a Module,
     table: &'a mut KernelTable,
     chunks: Option<&'a Chunks>,
+    tilings: &'a Tilings,
     home: Vec<Option<Home>>,
     /// For each result, the parameter that it updates in place.
     in_place: Vec<Option<usize>>,
@@ -117,7 +119,11 @@ struct Lower<'a> {
 }
 
 impl<'a> Lower<'a> {
-    fn new(function: &'a Function, module: &'a Module, table: &'a mut KernelTable) -> Lower<'a> {
+    fn new(
+        (function, module): (&'a Function, &'a Module),
+        tilings: &'a Tilings,
+        table: &'a mut KernelTable,
+    ) -> Lower<'a> {
         let count = function.values.len();
         let mut home = vec![None; count];
         for param in function.params() {
@@ -128,6 +134,7 @@ impl<'a> Lower<'a> {
             module,
             table,
             chunks: None,
+            tilings,
             home,
             in_place: Vec::new(),
             adds: vec![false; count],
@@ -246,8 +253,11 @@ impl<'a> Lower<'a> {
                 let result = self.ty(node.result());
                 let add = self.adds[node.result().index()];
                 let mut scalars = Scalars::default();
-                let kernel =
+                let mut kernel =
                     catalogue::kernel_of_op(&node.op, &operands, result, add, &mut scalars)?;
+                if let Kernel::Product(product) = &mut kernel {
+                    product.tiling = self.tiling(node, product);
+                }
                 self.launch_node(node, kernel, scalars);
                 Ok(())
             }
@@ -339,10 +349,16 @@ impl<'a> Lower<'a> {
         let mut scalars = Scalars::default();
         let ty = self.ty(result);
         let kernel = catalogue::kernel_of_op(&node.op, &types, ty, add, &mut scalars)?;
-        let Kernel::Product(product) = kernel else {
+        let Kernel::Product(mut product) = kernel else {
             return Err("a contraction is no product".into());
         };
+        product.tiling = self.tiling(node, &product);
         Ok((product, [node.operands[0], node.operands[1]].map(|operand| self.home(operand))))
+    }
+
+    /// How tensor cores sum the product that a node is.
+    fn tiling(&self, node: &Node, product: &Product) -> Tiling {
+        self.tilings.tiling(&self.function.value(node.result()).name, product)
     }
 
     /// Writes a window of a value: in place, or into a copy of it.
@@ -508,8 +524,8 @@ mod tests {
         let h = b.contract("h", "ij,jk->ik", g, y);
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
-        let routine =
-            lower_routine(&function, &Module::default(), None, accumulate, &[], &mut table);
+        let (own, decisions) = ((&function, &Module::default()), (None, &Tilings::default()));
+        let routine = lower_routine(own, decisions, accumulate, &[], &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
                 panic!("one rank exchanges nothing");

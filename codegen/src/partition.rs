@@ -10,7 +10,9 @@ use ir::build::Builder;
 use ir::factors::{Factor, Offset, canonical, factors, make_local, term_ways, zeros};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
-use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
+use ir::{
+    Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, Target, TensorType, ValueId,
+};
 
 /// The axes along which values of one function lie.
 pub const VALUE_AXES: [Axis; 2] = [Axis::Dp, Axis::Tp];
@@ -27,6 +29,8 @@ pub struct Place {
     pub coordinates: [usize; 2],
     /// Samples of one micro-batch on this rank.
     pub microbatch_size: usize,
+    /// What kernels are compiled for.
+    pub target: Option<Target>,
 }
 
 /// A function of one rank.

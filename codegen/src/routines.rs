@@ -20,6 +20,7 @@ use crate::materialise::store_unfit_leaves;
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::refusal::Refusal;
 use crate::specialise::{Halves, specialise};
+use crate::tilings::Tilings;
 
 /// What a plan decides about a call of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +67,8 @@ struct Cut {
     keep: Keep,
     /// What runs in pieces.
     wide: Wide,
+    /// How products are summed.
+    tilings: Tilings,
 }
 
 /// What the routines of a layer depend on.
@@ -95,8 +98,8 @@ pub struct Layers<'m> {
     fused: Vec<Arc<FusedLayer>>,
     cuts: BTreeMap<Cut, usize>,
     layers: BTreeMap<Variant, Arc<Layer>>,
-    /// Routines of what only runs forward, by local function, added results and pieces.
-    forward: BTreeMap<(usize, Vec<bool>, Wide), Arc<Routine>>,
+    /// Routines of what only runs forward, by local function, added results, pieces and tilings.
+    forward: BTreeMap<(usize, Vec<bool>, (Wide, Tilings)), Arc<Routine>>,
 }
 
 impl<'m> Layers<'m> {
@@ -176,7 +179,8 @@ impl<'m> Layers<'m> {
         }
         let LayerDecisions { shardings, keep } = decisions;
         let local = self.local(&gradient, shardings, place)?;
-        let cut = Cut { local, keep, wide: self.wide(&gradient, place) };
+        let (wide, tilings) = self.wholes(&gradient, place);
+        let cut = Cut { local, keep, wide, tilings };
         if let Some(there) = self.cuts.get(&cut) {
             return Ok(*there);
         }
@@ -203,23 +207,27 @@ impl<'m> Layers<'m> {
         adds: &[bool],
     ) -> Result<(Arc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
-        let wide = self.wide(name, place);
+        let wholes = self.wholes(name, place);
         let Local { function, module, .. } = &self.locals[local];
-        let key = (local, adds.to_vec(), wide);
+        let key = (local, adds.to_vec(), wholes);
         if let Some(there) = self.forward.get(&key) {
             return Ok((Arc::clone(there), function));
         }
         let own = (function, module);
-        let made = Arc::new(routine_in_pieces(own, &key.2, adds, &[], &mut self.table)?);
+        let decisions = (&key.2.0, &key.2.1);
+        let made = Arc::new(routine_in_pieces(own, decisions, adds, &[], &mut self.table)?);
         self.forward.insert(key, Arc::clone(&made));
         Ok((made, function))
     }
 
-    /// The wide values of a function whose sizes were bound for a place.
-    fn wide(&self, name: &str, place: Place) -> Wide {
+    /// What follows from a whole function, whose sizes were bound for a place: its wide values, and
+    /// the tilings of its products.
+    fn wholes(&self, name: &str, place: Place) -> (Wide, Tilings) {
         let bound = self.bound.get(&(place.microbatch_size * place.sizes[0]));
-        let function = bound.and_then(|bound| bound.function(name));
-        function.map_or_else(Wide::default, |function| Wide::of_ranks(function, place.sizes))
+        let Some(function) = bound.and_then(|bound| bound.function(name)) else {
+            return Default::default();
+        };
+        (Wide::of_ranks(function, place.sizes), Tilings::of(function, place.target))
     }
 
     /// The local function of a place.
@@ -266,8 +274,10 @@ impl FusedLayer {
         let (param_count, primal_results) = (primal.param_count, primal.results.len());
         let ends = [param_count, primal_results];
         let halves = specialise(&local.function, &local.module, ends, cut.keep);
-        let fused =
-            [&halves.forward, &halves.backward].map(|half| fused(half, &local.module, &cut.wide));
+        let fused = [&halves.forward, &halves.backward].map(|half| {
+            let decisions = (&cut.wide, &cut.tilings);
+            fused(half, &local.module, decisions)
+        });
         FusedLayer { halves: Arc::new(halves), fused }
     }
 }
@@ -321,19 +331,20 @@ pub fn routine(
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    routine_in_pieces((function, composites), &Wide::of(function), accumulate, in_place, table)
+    let decisions = (&Wide::of(function), &Tilings::default());
+    routine_in_pieces((function, composites), decisions, accumulate, in_place, table)
 }
 
 /// Lowers a function as [`routine`] does, with the values in `wide` computed in pieces of their
-/// rows.
+/// rows, and products tiled as `tilings` says.
 pub(crate) fn routine_in_pieces(
     (function, composites): (&Function, &Module),
-    wide: &Wide,
+    (wide, tilings): (&Wide, &Tilings),
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    fused(function, composites, wide).lower(accumulate, in_place, table)
+    fused(function, composites, (wide, tilings)).lower(accumulate, in_place, table)
 }
 
 /// A function whose fusible nodes are calls of kernels.
@@ -346,6 +357,7 @@ pub struct Fused {
     /// What is known of the choice of kernels; none where there are too many nodes to tell.
     pub choice: Option<Choice>,
     chunks: Option<Chunks>,
+    tilings: Tilings,
 }
 
 impl Fused {
@@ -355,14 +367,15 @@ impl Fused {
         in_place: &[Option<usize>],
         table: &mut KernelTable,
     ) -> Result<Routine, Refusal> {
-        let Fused { function, module, chunks, .. } = self;
-        lower_routine(function, module, chunks.as_ref(), accumulate, in_place, table)
+        let Fused { function, module, chunks, tilings, .. } = self;
+        let decisions = (chunks.as_ref(), tilings);
+        lower_routine((function, module), decisions, accumulate, in_place, table)
             .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
     }
 }
 
 /// Groups the nodes of one local function.
-fn fused(function: &Function, composites: &Module, wide: &Wide) -> Fused {
+fn fused(function: &Function, composites: &Module, (wide, tilings): (&Wide, &Tilings)) -> Fused {
     let mut module = composites.clone();
     let mut function = function.clone();
     remove_empty_nodes(&mut function);
@@ -377,5 +390,5 @@ fn fused(function: &Function, composites: &Module, wide: &Wide) -> Fused {
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
     let (function, choice) = fuse(&function, &mut module);
-    Fused { function, module, choice, chunks }
+    Fused { function, module, choice, chunks, tilings: tilings.clone() }
 }

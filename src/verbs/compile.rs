@@ -45,10 +45,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let (asked, targets) = targets(args)?;
     let (model, question) = asked.question_on(asked.place.cluster()?, args.dropout)?;
     check_rounded(&targets, question.precision.compute)?;
-    let plan = match &args.plan {
+    let mut plan = match &args.plan {
         Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
+    // Kernels are those of the first architecture; the text for others computes the same.
+    if let Some(first) = targets.first() {
+        plan.target = Some(ir::Target::Cuda(first.arch));
+    }
     let contents = assemble(&model, &question, plan, &targets)?;
     let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());
     let bytes = encode(&contents).map_err(runtime::Error::io("encode", &path))?;

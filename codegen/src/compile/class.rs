@@ -102,6 +102,7 @@ impl<'a> Class<'a> {
             sizes: [plan.mesh.dp, plan.mesh.tp],
             coordinates: [0, tensor],
             microbatch_size: plan.microbatch_size,
+            target: plan.target,
         };
         let crossing = crossings(calls, plan, stage);
         let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);

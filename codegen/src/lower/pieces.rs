@@ -28,7 +28,8 @@ impl Lower<'_> {
         let [first, later] = [first, later].map(|adds| {
             // A piece is not cut again.
             let whole = Wide::default();
-            routine_in_pieces((&body, self.module), &whole, &adds, &[], self.table)
+            let decisions = (&whole, self.tilings);
+            routine_in_pieces((&body, self.module), decisions, &adds, &[], self.table)
         });
         let (first, later) = (first?, later?);
         for piece in 0..chunks.count {

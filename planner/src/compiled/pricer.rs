@@ -127,7 +127,12 @@ impl<'a> Pricer<'a> {
             return Ok(Arc::clone(there));
         }
         let Key { dp, tp, microbatch_size, .. } = variant.key;
-        let place = Place { sizes: [dp, tp], coordinates: [0, variant.tensor], microbatch_size };
+        let place = Place {
+            sizes: [dp, tp],
+            coordinates: [0, variant.tensor],
+            microbatch_size,
+            target: self.job.cluster.target(),
+        };
         let calls = self.calls();
         let call = calls.first_call(name).expect("layers are those that are called");
         let is_last = call.results.iter().any(|r| calls.results.contains(r));

@@ -67,6 +67,7 @@ fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
                 sizes: [request.dp, request.tp],
                 coordinates,
                 microbatch_size: request.microbatch_size,
+                target: None,
             };
             let local = partition(request.module, function, &sharded.functions[&layer.name], place);
             if let Err(why) = local {

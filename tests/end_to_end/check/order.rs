@@ -34,6 +34,7 @@ fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<Str
         sizes: [plan.mesh.dp, plan.mesh.tp],
         coordinates: [0, tensor],
         microbatch_size: plan.microbatch_size,
+        target: plan.target,
     };
     let function = module.function(&gradient_name(name)).expect("layers have gradients");
     let local = partition(module, function, &plan.functions[name].shardings, place);
