@@ -5,7 +5,7 @@ use std::path::Path;
 use ir::import::Model;
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
-use kernels::cuda::{Target, functions_for};
+use kernels::cuda::{Arch, functions_for};
 use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
@@ -31,7 +31,7 @@ pub fn assemble(
     model: &Model,
     question: &PlanRequest,
     plan: Plan,
-    targets: &[Target],
+    archs: &[Arch],
 ) -> Result<Contents, Failure> {
     check_executable(question)?;
     let cluster = &question.cluster;
@@ -47,20 +47,20 @@ pub fn assemble(
         return Err(diagnostic.into());
     }
     let (need, _) = fullest(&footprints, plan.mesh.dp, (cluster.memory(), cluster.nodes));
-    let machine = match targets {
+    let machine = match archs {
         [] => Machine {
             device: "cpu".to_owned(),
             instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),
             cores: cluster.device.cores,
             memory_bytes: need.0,
         },
-        targets => Machine {
+        archs => Machine {
             device: "cuda".to_owned(),
-            instruction_set: targets.iter().map(Target::to_string).collect::<Vec<_>>().join(","),
+            instruction_set: archs.iter().map(Arch::to_string).collect::<Vec<_>>().join(","),
             cores: 1,
             memory_bytes: classes.programs.iter().map(|p| p.arena_bytes).sum::<u64>()
                 * plan.mesh.dp as u64
-                + plan.mesh.ranks() as u64 * workspace(&classes.kernels, targets),
+                + plan.mesh.ranks() as u64 * workspace(&classes.kernels, archs),
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
@@ -86,16 +86,16 @@ pub fn assemble(
         plan,
         programs: classes.programs,
         kernels: classes.kernels,
-        targets: targets.to_vec(),
+        archs: archs.to_vec(),
         report: report.to_json(),
     })
 }
 
-/// The largest workspaces of a kernel on any of the targets, in bytes.
-fn workspace(kernels: &[Kernel], targets: &[Target]) -> u64 {
+/// The largest workspaces of a kernel on any of the architectures, in bytes.
+fn workspace(kernels: &[Kernel], archs: &[Arch]) -> u64 {
     let of = |kernel: &Kernel| {
-        let bytes = |target: &Target| functions_for(kernel, *target).workspace().0;
-        targets.iter().map(bytes).max().unwrap_or(0)
+        let bytes = |arch: &Arch| functions_for(kernel, *arch).workspace().0;
+        archs.iter().map(bytes).max().unwrap_or(0)
     };
     kernels.iter().map(of).max().unwrap_or(0)
 }

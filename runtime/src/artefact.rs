@@ -2,7 +2,7 @@
 //!
 //! | member | content |
 //! |---|---|
-//! | `kernels.TARGET.cu` | of programs for GPUs: the text of their kernels for a target |
+//! | `kernels.ARCH.cu` | of programs for GPUs: the text of their kernels for an architecture |
 //! | `kernels.postcard` | the kernels that programs launch |
 //! | `manifest.json` | format, version, what it needs, and a hash of each other member |
 //! | `module.graph` | the module, as text |
@@ -32,7 +32,7 @@ use ir::ids::Ids;
 use ir::target::InstructionSet;
 use ir::{Diagnostic, Module, Plan, Program, Span};
 use kernels::Kernel;
-use kernels::cuda::{Target, unit};
+use kernels::cuda::{Arch, unit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zip::write::SimpleFileOptions;
@@ -58,9 +58,9 @@ const REPORT: &str = "report.json";
 /// The members of every artefact, in their order.
 const MEMBERS: [&str; 6] = [KERNELS, MANIFEST, MODULE, PLAN, PROGRAMS, REPORT];
 
-/// The member with the text of kernels for a target.
-fn source_member(target: Target) -> String {
-    format!("kernels.{target}.cu")
+/// The member with the text of kernels for an architecture.
+fn source_member(arch: Arch) -> String {
+    format!("kernels.{arch}.cu")
 }
 
 /// What is in an artefact.
@@ -74,8 +74,8 @@ pub struct Contents {
     pub programs: Vec<Program>,
     /// The kernels that they launch.
     pub kernels: Vec<Kernel>,
-    /// The targets that kernels have text for, in their order; none where CPUs run them.
-    pub targets: Vec<Target>,
+    /// The architectures that kernels have text for, in their order; none where CPUs run them.
+    pub archs: Vec<Arch>,
     /// What it needs to run.
     pub requirements: Requirements,
     /// What was predicted.
@@ -236,8 +236,8 @@ pub fn encode(contents: &Contents) -> io::Result<Vec<u8>> {
         (PROGRAMS.to_owned(), binary(postcard::to_stdvec(&contents.programs))?),
         (REPORT.to_owned(), serde_json::to_vec_pretty(&contents.report)?),
     ]);
-    for target in &contents.targets {
-        parts.insert(source_member(*target), unit(&contents.kernels, *target).into_bytes());
+    for arch in &contents.archs {
+        parts.insert(source_member(*arch), unit(&contents.kernels, *arch).into_bytes());
     }
     parts.insert(MANIFEST.to_owned(), manifest_of(&parts, &contents.requirements)?);
     pack(&parts)

@@ -151,8 +151,7 @@ pub struct Compile {
     pub programs: u64,
     /// Kernels that they launch.
     pub kernels: u64,
-    /// Architectures of GPUs that it has the text of kernels for: `sm_80`, or `sm_80-tf32` where
-    /// products of f32 are rounded.
+    /// Architectures of GPUs that it has the text of kernels for, such as `sm_80`.
     pub archs: Vec<String>,
     /// The document gantline.report/1.
     pub report: Value,

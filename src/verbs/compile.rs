@@ -3,17 +3,16 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use ir::Diagnostic;
 use ir::import::{Model, nearest};
-use ir::{DType, Diagnostic};
 use kernels::Bytes;
-use kernels::cuda::{Arch, F32Products, Target, Unknown};
+use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
 
 use crate::argument::{PathArg, amount};
 use crate::artefact::{EXTENSION, assemble};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
-use crate::job::Precision;
 use crate::output;
 use crate::training::read_plan;
 use crate::verbs::flags::RequestFlags;
@@ -31,8 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "P", value_parser = amount)]
     pub dropout: Option<f64>,
     /// Architectures of GPUs that the file has the kernels' text for, as CUDA C++: sm_80, sm_89,
-    /// sm_90a, sm_100; with `--dtype tf32` products of f32 are rounded; such a file is inspected,
-    /// and runs nowhere yet
+    /// sm_90a, sm_100; such a file is inspected, and runs nowhere yet
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     pub arch: Vec<String>,
     /// The file to write [default: the model's name with .gtl]
@@ -42,18 +40,17 @@ pub struct Args {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let (asked, targets) = targets(args)?;
-    let (model, question) = asked.question_on(asked.place.cluster()?, args.dropout)?;
-    check_rounded(&targets, question.precision.compute)?;
+    let archs = archs(&args.arch)?;
+    let (model, question) = args.asked.question_on(args.asked.place.cluster()?, args.dropout)?;
     let mut plan = match &args.plan {
         Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
     // Kernels are those of the first architecture; the text for others computes the same.
-    if let Some(first) = targets.first() {
-        plan.target = Some(ir::Target::Cuda(first.arch));
+    if let Some(first) = archs.first() {
+        plan.target = Some(ir::Target::Cuda(*first));
     }
-    let contents = assemble(&model, &question, plan, &targets)?;
+    let contents = assemble(&model, &question, plan, &archs)?;
     let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());
     let bytes = encode(&contents).map_err(runtime::Error::io("encode", &path))?;
     write_bytes(&path, &bytes)?;
@@ -63,30 +60,6 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&page(&path, &bytes, &contents, &model));
     }
     Ok(Exit::Success)
-}
-
-/// The question about programs, and what kernels have text for. Programs hold f32 where products
-/// are in tf32: the text of their kernels rounds.
-fn targets(args: &Args) -> Result<(RequestFlags, Vec<Target>), Vec<Diagnostic>> {
-    let archs = archs(&args.arch)?;
-    let mut asked = args.asked.clone();
-    let is_rounded = asked.dtype == Some(Precision::Tf32) && !archs.is_empty();
-    let f32_products = if is_rounded { F32Products::Tf32 } else { F32Products::Exact };
-    if is_rounded {
-        asked.dtype = Some(Precision::Of(DType::F32));
-    }
-    Ok((asked, archs.into_iter().map(|arch| Target { arch, f32_products }).collect()))
-}
-
-/// Refuses to round products of f32 where there are none.
-fn check_rounded(targets: &[Target], compute: DType) -> Result<(), Diagnostic> {
-    let is_rounded = targets.iter().any(|target| target.f32_products == F32Products::Tf32);
-    if !is_rounded || compute == DType::F32 {
-        return Ok(());
-    }
-    let headline = format!("tf32 rounds products of f32, and those of the model are of {compute}");
-    let help = format!("leave out `--precision compute={compute}`, or write `--dtype {compute}`");
-    Err(usage("--dtype", headline).help(help))
 }
 
 /// The architectures that are named, in their order.
@@ -123,7 +96,7 @@ pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_
         blake3: blake3::hash(bytes).to_hex().to_string(),
         programs: contents.programs.len() as u64,
         kernels: contents.kernels.len() as u64,
-        archs: contents.targets.iter().map(Target::to_string).collect(),
+        archs: contents.archs.iter().map(Arch::to_string).collect(),
         report: contents.report.clone(),
     };
     document.to_json()

@@ -11,15 +11,16 @@ use codegen::prepare::prepare_inference_as;
 use gantline::generation::{DECODE, plan_forward};
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, decoding, preset, read_config};
+use ir::op::Operands;
 use ir::plan::Keep;
-use ir::precision::Precision;
+use ir::precision::{Precision, Products};
 use ir::{DType, Mesh};
-use kernels::cpu::{Cpu, Prepared, View, ViewMut};
+use kernels::cpu::{Prepared, View, ViewMut};
 use kernels::cuda::{
-    Arch, Elements, F32Products, Functions, Target, TensorTile, Tile, device_prelude, functions,
-    functions_for,
+    Arch, Elements, Functions, TensorTile, Tile, device_prelude, functions, functions_for,
 };
-use kernels::{Access, Instr, Kernel, Output, RowInput, Rows};
+use kernels::verify::verify;
+use kernels::{Kernel, Product};
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -135,8 +136,7 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     }
 }
 
-/// Asked for, products of f32 are rounded to tf32 in text for GPUs, which the target's name says;
-/// elsewhere that is refused.
+/// Asked for, products of f32 read tf32: the plan says so, and kernels do.
 #[test]
 fn a_file_for_gpus_may_round_products_to_tf32() {
     let scratch = Scratch::new("gpus-tf32");
@@ -145,23 +145,18 @@ fn a_file_for_gpus_may_round_products_to_tf32() {
         "num_attention_heads": 4, "num_key_value_heads": 2}"#;
     scratch.write("tiny/config.json", config);
     let asked = "compile tiny --ranks 2 --gbs 2 --arch sm_80,sm_90a";
-    for (name, dtype, needs) in [
-        ("a", "tf32", "cuda with sm_80-tf32,sm_90a-tf32,"),
-        ("b", "tf32", "cuda with sm_80-tf32,sm_90a-tf32,"),
-        ("exact", "f32", "cuda with sm_80,sm_90a,"),
-    ] {
-        let answer = scratch.answer(&format!("{asked} --dtype {dtype} -o {name}.gtl"));
-        assert!(answer.contains(needs), "{answer}");
+    for (name, dtype) in [("a", "tf32"), ("b", "f32 --precision products=tf32"), ("exact", "f32")] {
+        scratch.answer(&format!("{asked} --dtype {dtype} -o {name}.gtl"));
     }
     let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("the file is there");
     assert_eq!(read("a.gtl"), read("b.gtl"));
     let kernels = |name: &str| scratch.json(&format!("inspect {name}.gtl --kernels --json"));
     let [rounded, exact] = ["a", "exact"].map(kernels);
-    assert_eq!(rounded["archs"], serde_json::json!(["sm_80-tf32", "sm_90a-tf32"]));
     let of = |told: &serde_json::Value| told["kernels"].as_array().expect("a list").clone();
     let mut count = 0;
     for (rounded, exact) in of(&rounded).iter().zip(of(&exact)) {
-        assert_eq!(rounded["text"], exact["text"], "programs launch the same kernels");
+        let text = rounded["text"].as_str().expect("a kernel").replace(" by tf32", "");
+        assert_eq!(text, exact["text"], "programs launch the same kernels");
         let tiles = rounded["functions"].to_string();
         if tiles.contains("rounded to TF32") {
             count += 1;
@@ -172,12 +167,11 @@ fn a_file_for_gpus_may_round_products_to_tf32() {
     assert!(count > 10, "{count} kernels round");
     for (line, code, says) in [
         ("run a.gtl", 7, "without `--arch`"),
-        ("compile tiny --dtype tf32", 2, "or compile with --arch"),
-        ("train tiny --data x.bin --dtype tf32", 2, "for GPUs `compile --arch sm_80"),
+        ("train tiny --data x.bin --dtype tf32", 2, "use f32, with `--precision products=tf32`"),
         (
             "compile tiny --arch sm_80 --dtype tf32 --precision compute=bf16,saved=bf16",
-            2,
-            "leave out `--precision compute=bf16`, or write `--dtype bf16`",
+            4,
+            "products=tf32: operands are of bf16, not of f32",
         ),
         ("compile tiny --cluster h100 --arch sm_80 --dtype tf32", 4, "`--cluster cpu-local`"),
     ] {
@@ -438,7 +432,8 @@ fn every_launch_compiles_for_gpus() {
     assert!(by_warpgroups.len() > 4, "warpgroups multiply in narrow types");
     let rounded: Vec<Functions> = kernels
         .iter()
-        .map(|kernel| functions_for(kernel, ROUNDED))
+        .filter_map(reading_tf32)
+        .map(|kernel| functions_for(&kernel, Arch::Sm80))
         .filter(|of| of.functions.iter().any(|f| is_rounded(&f.tile)))
         .collect();
     assert!(rounded.len() > 20, "products of F32 are rounded");
@@ -458,81 +453,33 @@ fn every_launch_compiles_for_gpus() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Products of F32 are rounded to TF32.
-const ROUNDED: Target = Target { arch: Arch::Sm80, f32_products: F32Products::Tf32 };
+/// The same kernel with products that read TF32, if its operands are of F32.
+fn reading_tf32(kernel: &Kernel) -> Option<Kernel> {
+    let Kernel::Product(product) = kernel else { return None };
+    let rounded = Kernel::Product(Product { operands: Operands::Tf32, ..product.clone() });
+    verify(&rounded).is_ok().then_some(rounded)
+}
 
 fn is_rounded(tile: &Tile) -> bool {
     matches!(tile, Tile::Tensor(TensorTile { elements: Elements::Tf32, .. }))
 }
 
-/// A CPU that rounds what products of F32 multiply to TF32: to 10 bits of the mantissa, to nearest,
-/// ties away from zero.
-struct Rounding(Cpu);
-
-impl Rounding {
-    /// A copy of an operand, rounded.
-    fn rounded(&self, operand: View<'_>) -> Vec<f32> {
-        let mut copy = vec![0.0_f32; operand.len() / size_of::<f32>()];
-        let (access, dtype) = (Access::per_column(), DType::F32);
-        let load = RowInput { dtype, access: access.clone() };
-        let kernel = Kernel::Rows(Rows {
-            rows: 1,
-            cols: copy.len(),
-            dtype,
-            inputs: vec![load],
-            instrs: vec![Instr::Load { input: 0 }],
-            outputs: vec![Output::Store { value: 0, access, dtype, accumulate: false }],
-        });
-        self.0.execute(&kernel, &[operand], &[ViewMut::of(&mut copy)]);
-        copy.iter_mut().for_each(|x| *x = f32::from_bits((x.to_bits() + 0x1000) & !0x1fff));
-        copy
-    }
-}
-
-impl Device for Rounding {
-    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
-        let operands: Vec<usize> = match prepared.kernel() {
-            Kernel::Product(_) => vec![0, 1],
-            Kernel::Products(p) => p.parts.iter().flat_map(|part| [part.a, part.b]).collect(),
-            Kernel::Rows(_)
-            | Kernel::Attention(_)
-            | Kernel::AttentionBwd(_)
-            | Kernel::Gather(_)
-            | Kernel::ScatterAdd(_)
-            | Kernel::Replace(_)
-            | Kernel::Lines(_)
-            | Kernel::Rope(_)
-            | Kernel::Copy(_)
-            | Kernel::Place(_)
-            | Kernel::Take(_)
-            | Kernel::Fill(_) => Vec::new(),
-        };
-        let rounded: BTreeMap<usize, Vec<f32>> =
-            operands.into_iter().map(|at| (at, self.rounded(inputs[at]))).collect();
-        let mut inputs: Vec<View<'_>> = inputs.to_vec();
-        for (at, copy) in &rounded {
-            inputs[*at] = View::of(copy);
-        }
-        Device::launch(&mut self.0, prepared, &inputs, outputs);
-    }
-}
-
 /// Runs a step by text whose products are rounded to TF32: its gradients are not further from those
-/// of F64 than twice what rounding the same operands explains, which is what a CPU that rounds them
-/// is off.
+/// of F64 than twice those of CPU kernels, which round the same operands.
 ///
 /// Returns the largest distance relative to the gradient's norm.
 fn check_rounded(name: &str, description: &Description, mesh: (usize, usize)) -> f64 {
-    let [exact, trained] = [DType::F64, DType::F32]
-        .map(|dtype| Trained::new(description, mesh, 32, Precision::uniform(dtype)));
-    let functions = |kernel: &Kernel| functions_for(kernel, ROUNDED);
+    let single = Precision { products: Products::Tf32, ..Precision::uniform(DType::F32) };
+    let [exact, trained] = [Precision::uniform(DType::F64), single]
+        .map(|precision| Trained::new(description, mesh, 32, precision));
+    let functions = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
     let has_rounded = |kernel: &&Kernel| {
         functions(kernel).functions.iter().any(|function| is_rounded(&function.tile))
     };
     let count = trained.classes.kernels.iter().filter(has_rounded).count();
     assert!(count > 10, "{name}: {count} kernels round");
     let (_, exact) = exact.step(None);
-    let (_, by_cpu) = trained.step(Some(&|| Box::new(Rounding(Cpu::new(1)))));
+    let (_, by_cpu) = trained.step(None);
     let (_, by_text) = trained.step_by_text(name, functions);
     let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
     let mut furthest: f64 = 0.0;

@@ -4,7 +4,7 @@
 //! program in which every size is decided, and their text.
 //!
 //! Invariants:
-//! * Text depends on the kernel and the [`Target`] alone: equal ones have the same bytes of text.
+//! * Text depends on the kernel and the [`Arch`] alone: equal ones have the same bytes of text.
 //! * Printers decide nothing, and print no PTX: text calls named functions of a prelude, such as
 //!   `cp_async` or `warp_mma`. There are two preludes, [`device_prelude`] for CUDA and
 //!   [`host_prelude`] for a CPU on which a block's threads are fibers, so that the text that runs
@@ -13,15 +13,14 @@
 //!   described by [`Tile::maps`], which a launch passes after them.
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
-//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact). A
-//!   target may round the operands of products of F32 instead.
+//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact). Products
+//!   that read TF32 ([`ir::op::Operands`]) run on tensor cores.
 //! * A launch may start fewer blocks of a function that [is persistent](Function::is_persistent).
 //!
 //! Reading order: `function` is the noun, its `tile` what it computes; a file for each family has
 //! its tile programs and prints them, by `program` the expressions of fused loops over rows, by
 //! `index` offsets, by `text` lines; `lower` chooses the functions of a kernel.
 
-mod arch;
 mod attention;
 mod flash;
 mod flash_backward;
@@ -46,12 +45,12 @@ mod tiling;
 mod vector;
 mod warpgroup;
 
-pub use arch::{Arch, F32Products, Target, Unknown};
 pub use attention::{AttentionTile, Part};
 pub use flash::FlashTile;
 pub use flash_backward::FlashBackward;
 pub use flash_warpgroup::FlashWarpgroup;
 pub use function::{Function, Functions};
+pub use ir::target::{Arch, Unknown};
 pub use lines::LineTile;
 pub use lower::{functions, functions_for};
 pub use moves::{Move, RowCopy};
@@ -88,14 +87,13 @@ pub fn name(kernel: usize, function: usize) -> String {
     format!("k{kernel}_{function}")
 }
 
-/// The text of everything that some kernels launch, for one target: what NVRTC compiles.
+/// The text of everything that some kernels launch, for one architecture: what NVRTC compiles.
 ///
 /// **Determinism**: equal kernels give equal text.
-pub fn unit(kernels: &[Kernel], target: impl Into<Target>) -> String {
-    let target = target.into();
-    let mut text = format!("// {target}\n{}", device_prelude());
+pub fn unit(kernels: &[Kernel], arch: Arch) -> String {
+    let mut text = format!("// {arch}\n{}", device_prelude());
     for (at, kernel) in kernels.iter().enumerate() {
-        for (number, function) in functions_for(kernel, target).functions.iter().enumerate() {
+        for (number, function) in functions_for(kernel, arch).functions.iter().enumerate() {
             text.push('\n');
             text += &function.text(&name(at, number));
         }

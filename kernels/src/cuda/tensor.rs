@@ -1,5 +1,5 @@
 //! Products on tensor cores, by `mma.sync` (sm_80 and later): of BF16 and F16; of F32 rounded to
-//! TF32, where the target says so; of F8E4M3 and F8E5M2 (sm_89 and later; sm_90a and sm_100 convert
+//! TF32, where the product reads that; of F8E4M3 and F8E5M2 (sm_89 and later; sm_90a and sm_100 convert
 //! them to F16 first).
 //!
 //! Shared memory, `ldmatrix` and the fragments of instructions count in units of two bytes; an
@@ -25,8 +25,8 @@ use std::fmt;
 
 use ir::DType;
 use ir::op::Operands;
+use ir::target::Arch;
 
-use super::arch::{Arch, F32Products, Target};
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
@@ -106,14 +106,14 @@ pub enum Elements {
 
 impl Elements {
     /// What operands of a product are, if tensor cores of an architecture multiply them.
-    fn of(p: &Product, target: Target) -> Option<Elements> {
+    fn of(p: &Product, arch: Arch) -> Option<Elements> {
         let StoredTypes { a, b, .. } = p.stored;
         let are = |types: [DType; 2]| types.contains(&a) && types.contains(&b);
-        let is_rounded = p.operands == Operands::Tf32 || target.f32_products == F32Products::Tf32;
+        let is_rounded = p.operands == Operands::Tf32;
         if are([DType::BF16, DType::F16]) && a == b {
             return Some(Elements::Halves);
         }
-        if are([DType::F8E4M3, DType::F8E5M2]) && target.arch >= Arch::Sm89 {
+        if are([DType::F8E4M3, DType::F8E5M2]) && arch >= Arch::Sm89 {
             return Some(Elements::Bytes);
         }
         (are([DType::F32, DType::F32]) && is_rounded).then_some(Elements::Tf32)
@@ -178,9 +178,9 @@ pub struct OperandCopy {
 }
 
 /// Whether a product runs on tensor cores, and what the elements of its operands are to them.
-pub(super) fn fits(p: &Product, target: Target) -> Option<Elements> {
+pub(super) fn fits(p: &Product, arch: Arch) -> Option<Elements> {
     let is_summed = p.dtype == DType::F32 && p.borders.is_empty() && p.sizes()[3] > 0;
-    let elements = Elements::of(p, target).filter(|_| is_summed)?;
+    let elements = Elements::of(p, arch).filter(|_| is_summed)?;
     elements.units(p).map(|_| elements)
 }
 

@@ -3,8 +3,8 @@
 //! Chosen from sizes that are not sharded, so that ranks that share a product sum as one rank does
 //! that has all of it; and from the architecture alone, so that all GPUs of one sum alike.
 
-use super::arch::Arch;
 use crate::kernel::{Family, Tiling};
+use ir::target::Arch;
 
 /// The most rows of a skinny product.
 pub const SKINNY_ROWS: usize = 16;

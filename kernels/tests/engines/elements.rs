@@ -2,16 +2,16 @@
 //! shim: against exact sums of the rounded operands, on random shapes; which products have them;
 //! mistakes in the text.
 
-use gantline_kernels::cuda::{Arch, Elements, F32Products, Functions, Target, Tile, functions_for};
+use gantline_kernels::cuda::{Arch, Elements, Functions, Tile, functions_for};
 use gantline_kernels::{Kernel, LoopABC, Product, StoredTypes};
 use ir::DType;
+use ir::formats::tf32;
+use ir::op::Operands;
 
 use crate::shim::{Library, compiler};
 use crate::skinny::tiled;
 use crate::tensor::{is_near, mistaken};
 use crate::{Buffer, Case, Random, same_bits};
-
-const ROUNDED: Target = Target { arch: Arch::Sm80, f32_products: F32Products::Tf32 };
 
 /// What tensor cores multiply a product's operands as, if they do.
 fn elements(functions: &Functions) -> Option<Elements> {
@@ -19,14 +19,14 @@ fn elements(functions: &Functions) -> Option<Elements> {
     Some(tile.elements)
 }
 
-/// The target of a product of operands of a type.
-fn target(p: &Product) -> Target {
-    if p.stored.a == DType::F32 { ROUNDED } else { Target::from(Arch::Sm89) }
+/// The first architecture that multiplies operands of a type.
+fn arch(p: &Product) -> Arch {
+    if p.stored.a == DType::F32 { Arch::Sm80 } else { Arch::Sm89 }
 }
 
 fn functions_of(p: &Product) -> (Kernel, Functions) {
     let kernel = Kernel::Product(p.clone());
-    (kernel.clone(), functions_for(&kernel, target(p)))
+    (kernel.clone(), functions_for(&kernel, arch(p)))
 }
 
 /// A product of matrices that are contiguous along k; those of F32 may be along m or n instead, or
@@ -34,6 +34,7 @@ fn functions_of(p: &Product) -> (Kernel, Functions) {
 fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usize; 3]) -> Product {
     let mut p = Product::matrix(m, n, k, DType::F32);
     p.stored = StoredTypes { a, b, c };
+    p.operands = if a == DType::F32 { Operands::Tf32 } else { Operands::Exact };
     p.accumulate = c == DType::F32 && random.below(2) == 0;
     let mut strides = |side: usize| {
         let more = random.pick(&[0, 2, 4, 16]);
@@ -75,11 +76,6 @@ impl Rounded {
     fn finding(&self, found: &Buffer) -> Option<String> {
         is_near(&self.product, &self.rounded, found, [None; 2])
     }
-}
-
-/// To 10 bits of the mantissa: to nearest, ties away from zero.
-fn tf32(x: f32) -> f32 {
-    f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)
 }
 
 fn cases(count: u64) -> Vec<Rounded> {
@@ -126,6 +122,7 @@ fn products_of_other_elements_are_as_near_to_exact_sums_as_the_bound() {
 /// Bytes that are not contiguous along k, or are no whole units, run elsewhere.
 #[test]
 fn products_of_bytes_are_contiguous_along_k() {
+    let rounded = |p: Product| Product { operands: Operands::Tf32, ..p };
     let by_k = |dtype: DType, k: usize| {
         let mut p = Product::matrix(64, 64, k, DType::F32);
         p.stored = StoredTypes { a: dtype, b: dtype, c: DType::F32 };
@@ -138,17 +135,15 @@ fn products_of_bytes_are_contiguous_along_k() {
         p
     };
     let (single, byte) = (DType::F32, DType::F8E4M3);
-    let of =
-        |p: &Product, target: Target| elements(&functions_for(&Kernel::Product(p.clone()), target));
-    let exact = |arch: Arch| Target::from(arch);
-    assert_eq!(of(&by_k(single, 64), ROUNDED), Some(Elements::Tf32));
-    assert_eq!(of(&by_k(single, 63), ROUNDED), Some(Elements::Tf32));
-    assert_eq!(of(&by_k(single, 64), exact(Arch::Sm80)), None, "F32 is exact");
-    assert_eq!(of(&by_n(single), ROUNDED), Some(Elements::Tf32));
-    assert_eq!(of(&by_k(byte, 64), exact(Arch::Sm89)), Some(Elements::Bytes));
-    assert_eq!(of(&by_k(byte, 63), exact(Arch::Sm89)), None, "an odd number of bytes");
-    assert_eq!(of(&by_k(byte, 64), exact(Arch::Sm80)), None, "sm_80 knows no such bytes");
-    assert_eq!(of(&by_n(byte), exact(Arch::Sm89)), None);
+    let of = |p: Product, arch: Arch| elements(&functions_for(&Kernel::Product(p), arch));
+    assert_eq!(of(rounded(by_k(single, 64)), Arch::Sm80), Some(Elements::Tf32));
+    assert_eq!(of(rounded(by_k(single, 63)), Arch::Sm80), Some(Elements::Tf32));
+    assert_eq!(of(by_k(single, 64), Arch::Sm80), None, "F32 is exact");
+    assert_eq!(of(rounded(by_n(single)), Arch::Sm80), Some(Elements::Tf32));
+    assert_eq!(of(by_k(byte, 64), Arch::Sm89), Some(Elements::Bytes));
+    assert_eq!(of(by_k(byte, 63), Arch::Sm89), None, "an odd number of bytes");
+    assert_eq!(of(by_k(byte, 64), Arch::Sm80), None, "sm_80 knows no such bytes");
+    assert_eq!(of(by_n(byte), Arch::Sm89), None);
 }
 
 /// What can be wrong: the kernel, what is replaced, which time, and by what.

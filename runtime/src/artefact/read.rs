@@ -7,7 +7,7 @@ use std::path::Path;
 use ir::text::{parse_module, parse_plan};
 use ir::{Diagnostic, Span};
 use kernels::bounds::verify_programs;
-use kernels::cuda::{Target, unit};
+use kernels::cuda::{Arch, unit};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zip::{CompressionMethod, ZipArchive};
@@ -68,7 +68,7 @@ pub fn decode(source: &str, bytes: &[u8], limits: &Limits) -> Result<Contents, W
         plan: parse_plan(&place(PLAN), text(PLAN)?)?,
         programs: file.binary(PROGRAMS, &parts)?,
         kernels: file.binary(KERNELS, &parts)?,
-        targets: file.targets(&parts),
+        archs: file.archs(&parts),
         requirements: manifest.requirements,
         report: file.json(REPORT, &parts[REPORT])?,
     };
@@ -104,7 +104,7 @@ impl Artefact<'_> {
         let zip = ZipArchive::new(Cursor::new(bytes));
         let mut zip = zip.map_err(|error| vec![self.damaged(&format!("the zip: {error}"))])?;
         let mut parts = BTreeMap::new();
-        if zip.len() > MEMBERS.len() + Target::all().count() {
+        if zip.len() > MEMBERS.len() + Arch::ALL.len() {
             let text = format!("the zip has {} members; an artefact has fewer", zip.len());
             return Err(vec![self.no_artefact(&text)]);
         }
@@ -114,7 +114,7 @@ impl Artefact<'_> {
                 vec![self.damaged(&format!("member {index} of the zip: {error}"))]
             })?;
             let named = String::from_utf8_lossy(member.name_raw()).into_owned();
-            let sources: Vec<String> = Target::all().map(source_member).collect();
+            let sources: Vec<String> = Arch::ALL.into_iter().map(source_member).collect();
             let known = MEMBERS.into_iter().chain(sources.iter().map(String::as_str));
             let name = known.into_iter().find(|name| *name == named).map(str::to_owned);
             let Some(name) = name.filter(|name| !parts.contains_key(name)) else {
@@ -143,22 +143,22 @@ impl Artefact<'_> {
         }
     }
 
-    /// The targets for which there is text.
-    fn targets(&self, parts: &Parts) -> Vec<Target> {
-        Target::all().filter(|target| parts.contains_key(&source_member(*target))).collect()
+    /// The architectures for which there is text.
+    fn archs(&self, parts: &Parts) -> Vec<Arch> {
+        Arch::ALL.into_iter().filter(|arch| parts.contains_key(&source_member(*arch))).collect()
     }
 
     /// Whether text is that of the kernels: what a GPU runs is what programs say.
     fn compare_sources(&self, contents: &Contents, parts: &Parts) -> Result<(), Wrong> {
-        let differs = |target: &&Target| {
-            parts[&source_member(**target)] != unit(&contents.kernels, **target).into_bytes()
+        let differs = |arch: &&Arch| {
+            parts[&source_member(**arch)] != unit(&contents.kernels, **arch).into_bytes()
         };
         let wrong: Vec<Diagnostic> = contents
-            .targets
+            .archs
             .iter()
             .filter(differs)
-            .map(|target| {
-                let text = format!("the text for {target} is not that of its kernels");
+            .map(|arch| {
+                let text = format!("the text for {arch} is not that of its kernels");
                 self.wrong("E4073", &text).help("compile it again")
             })
             .collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ir::diagnostic::render;
-use kernels::cuda::{Arch, F32Products};
+use kernels::cuda::Arch;
 
 use super::*;
 use crate::error::Failure;
@@ -42,7 +42,7 @@ fn contents() -> Contents {
         plan: ir::text::parse_plan("plan", PLAN_TEXT).unwrap(),
         programs: classes.programs,
         kernels: classes.kernels,
-        targets: Vec::new(),
+        archs: Vec::new(),
         requirements: Requirements { ranks: 2, machine },
         report: serde_json::json!({"schema": "report/1", "step_time_s": 0.25}),
     }
@@ -177,8 +177,7 @@ fn every_refusal_has_its_code() {
 #[test]
 fn text_for_gpus_is_that_of_the_kernels() {
     let mut both = contents();
-    let rounded = Target { arch: Arch::Sm80, f32_products: F32Products::Tf32 };
-    both.targets = vec![Arch::Sm80.into(), rounded, Arch::Sm90a.into()];
+    both.archs = vec![Arch::Sm80, Arch::Sm90a];
     both.requirements.machine.device = "cuda".to_owned();
     let bytes = encode(&both).unwrap();
     assert_eq!(bytes, encode(&both).unwrap());
@@ -187,8 +186,6 @@ fn text_for_gpus_is_that_of_the_kernels() {
     assert_eq!(unmet[0].help.as_deref().unwrap().split_once(", ").unwrap().1, "without `--arch`");
     let text = unit(&both.kernels, Arch::Sm80);
     assert_eq!(codes(&forged("kernels.sm_80.cu", text.replace("+", "-").into_bytes())), ["E4073"]);
-    let exact = text.clone().into_bytes();
-    assert_eq!(codes(&forged("kernels.sm_80-tf32.cu", exact)), ["E4073"]);
     assert_eq!(codes(&forged("kernels.sm_70.cu", text.into_bytes())), ["E4070"]);
 }
 

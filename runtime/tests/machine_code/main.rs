@@ -10,7 +10,8 @@ use std::path::Path;
 
 use gantline_runtime::cuda::nvrtc::Nvrtc;
 use ir::DType;
-use kernels::cuda::{Arch, F32Products, SKINNY_ROWS, Target, device_prelude, functions_for};
+use ir::op::Operands;
+use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
     Access, Attention, BinaryOp, Family, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output,
     Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
@@ -31,10 +32,11 @@ struct Expected {
     wide: &'static [&'static str],
 }
 
-/// A product of operands of a type that are contiguous along k.
+/// A product of operands of a type that are contiguous along k; those of F32 are read as TF32.
 fn product_of(dtype: DType) -> Kernel {
     let Kernel::Product(mut p) = product(256, true) else { unreachable!("it is a product") };
     p.stored = StoredTypes { a: dtype, b: dtype, c: DType::F32 };
+    p.operands = if dtype == DType::F32 { Operands::Tf32 } else { Operands::Exact };
     Kernel::Product(p)
 }
 
@@ -50,6 +52,7 @@ fn strided() -> Kernel {
     let Kernel::Product(mut p) = product(256, false) else { unreachable!("it is a product") };
     (p.m[0].a, p.k[0].a) = (1, 256);
     p.stored = StoredTypes::all(DType::F32);
+    p.operands = Operands::Tf32;
     Kernel::Product(p)
 }
 
@@ -298,8 +301,7 @@ fn kernels_have_the_instructions_that_they_were_written_for() {
         let name = |at: usize, number: usize| format!("k{at}_{number}");
         let mut text = String::new();
         for (at, expected) in of_arch.iter().enumerate() {
-            let target = Target { arch, f32_products: F32Products::Tf32 };
-            let functions = functions_for(&expected.kernel, target).functions;
+            let functions = functions_for(&expected.kernel, arch).functions;
             for (number, function) in functions.iter().enumerate() {
                 text += &function.text(&name(at, number));
             }

@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
-use kernels::cuda::{
-    Elements, Functions, Target, TensorTile, Tile, functions, functions_for, name,
-};
+use kernels::cuda::{Arch, Elements, Functions, TensorTile, Tile, functions, functions_for, name};
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
 use runtime::artefact::Contents;
@@ -38,7 +36,7 @@ struct Line {
 struct Told {
     at: usize,
     kernel: Kernel,
-    /// Whether it rounds operands of F32 to TF32.
+    /// Whether its operands of F32 are read as TF32.
     rounds: bool,
     launches: usize,
     /// The routines that launch it, and how often a step of the same rank does so.
@@ -64,8 +62,8 @@ impl Told {
 pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure> {
     check(source, contents)?;
     let devices = devices()?;
-    let targets: Vec<String> = contents.targets.iter().map(Target::to_string).collect();
-    let mut text = format!("text for {}\n\n", targets.join(", "));
+    let archs: Vec<String> = contents.archs.iter().map(Arch::to_string).collect();
+    let mut text = format!("text for {}\n\n", archs.join(", "));
     let mut table =
         Table::new(["function", "launches", "blocks", "threads", "bytes", "flop", "a100", "h100"]);
     for told in kernels(contents) {
@@ -130,13 +128,13 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             "functions": told.lines.iter().map(line).collect::<Vec<Value>>(),
         })
     };
-    let archs = contents.targets.iter().map(Target::to_string).collect();
+    let archs = contents.archs.iter().map(Arch::to_string).collect();
     let kernels = kernels(contents).iter().map(kernel).collect();
     Ok(documents::Kernels { archs, kernels }.to_json())
 }
 
 fn check(source: &str, contents: &Contents) -> Result<(), Diagnostic> {
-    if !contents.targets.is_empty() {
+    if !contents.archs.is_empty() {
         return Ok(());
     }
     let headline = format!("`{source}` is compiled for CPUs, and has no text of kernels");
@@ -154,9 +152,9 @@ fn kernels(contents: &Contents) -> Vec<Told> {
         let mut of = contents.programs.iter().map(|program| routines(program, at));
         let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
         let launches = routines.values().sum();
-        // Functions of other targets may have other tiles.
-        let Functions { functions, workspaces } = match contents.targets.first() {
-            Some(target) => functions_for(kernel, *target),
+        // Functions of other architectures may have other tiles.
+        let Functions { functions, workspaces } = match contents.archs.first() {
+            Some(arch) => functions_for(kernel, *arch),
             None => functions(kernel),
         };
         let is_rounded = |tile: &TensorTile| tile.elements == Elements::Tf32;

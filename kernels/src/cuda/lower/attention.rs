@@ -1,6 +1,7 @@
 //! The device functions of attention and of its gradient.
 
-use crate::cuda::arch::Arch;
+use ir::target::Arch;
+
 use crate::cuda::attention::{AttentionTile, Part, THREADS, WARPS, bias_elements};
 use crate::cuda::flash::{self, FlashTile};
 use crate::cuda::flash_backward::FlashBackward;

@@ -8,27 +8,26 @@ mod product;
 mod reduction;
 mod rows;
 
-use super::arch::Target;
 use super::function::Functions;
 use super::moves::Move;
 use super::parameter::{Buffer, Parameter};
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
+use ir::target::Arch;
 
 /// The device functions of a kernel that any GPU runs, in the order in which they run.
 pub fn functions(kernel: &Kernel) -> Functions {
     functions_of(kernel, None)
 }
 
-/// The device functions of a kernel for a target, in the order in which they run.
+/// The device functions of a kernel for an architecture, in the order in which they run.
 ///
 /// Buffers then start at multiples of 16 bytes.
-pub fn functions_for(kernel: &Kernel, target: impl Into<Target>) -> Functions {
-    functions_of(kernel, Some(target.into()))
+pub fn functions_for(kernel: &Kernel, arch: Arch) -> Functions {
+    functions_of(kernel, Some(arch))
 }
 
-fn functions_of(kernel: &Kernel, target: Option<Target>) -> Functions {
-    let arch = target.map(|target| target.arch);
+fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
     let parameter = |buffer: fn(usize) -> Buffer, (at, of): (usize, &Argument)| Parameter {
         buffer: buffer(at),
         dtype: of.dtype,
@@ -43,9 +42,9 @@ fn functions_of(kernel: &Kernel, target: Option<Target>) -> Functions {
     match kernel {
         Kernel::Product(p) => {
             let operands = [inputs[0], inputs[1], outputs[0]];
-            product::function(what, p, operands, [None, None], (&mut all, target));
+            product::function(what, p, operands, [None, None], (&mut all, arch));
         }
-        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, target)),
+        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
         Kernel::Attention(a) => {
             attention::forward(what, a, &inputs, &outputs, (&mut all, arch));

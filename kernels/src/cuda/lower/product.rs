@@ -1,10 +1,10 @@
 //! The device functions of products: which tile program computes one.
 
 use ir::DType;
+use ir::target::Arch;
 
 use super::aligned::aligned;
 use super::rows;
-use crate::cuda::arch::{Arch, Target};
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::product::{ProductTile, THREADS};
@@ -20,11 +20,10 @@ pub(super) fn function(
     product: &Product,
     [a, b, c]: [Parameter; 3],
     others: [Option<Parameter>; 2],
-    (all, target): (&mut Functions, Option<Target>),
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
-    let by_warpgroups = target.is_some_and(|target| {
-        target.arch == Arch::Sm90a && tensor::fits(product, target) == Some(Elements::Halves)
-    });
+    let by_warpgroups =
+        arch == Some(Arch::Sm90a) && tensor::fits(product, Arch::Sm90a) == Some(Elements::Halves);
     let (product, [a, b]) = match by_warpgroups {
         true => aligned(what, product, [a, b], all),
         false => (product.clone(), [a, b]),
@@ -40,7 +39,7 @@ pub(super) fn function(
         (parameters, added)
     };
     let (parameters, added) = with_others(vec![a, b, c]);
-    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, target);
+    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
     let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
     let mut function = Function {
         what: what.to_owned(),
@@ -91,9 +90,9 @@ struct BlockTiles {
 
 impl BlockTiles {
     /// Those of a product, given the numbers of parameters that are added to it.
-    fn of(product: &Product, added: [Option<usize>; 2], target: Option<Target>) -> BlockTiles {
+    fn of(product: &Product, added: [Option<usize>; 2], arch: Option<Arch>) -> BlockTiles {
         let [bias, addend] = added;
-        let fitting = target.and_then(|target| Some((target.arch, tensor::fits(product, target)?)));
+        let fitting = arch.and_then(|arch| Some((arch, tensor::fits(product, arch)?)));
         let Some((arch, elements)) = fitting else {
             let tile = ProductTile { product: product.clone(), bias, addend };
             let tiles = tile.tiles();
@@ -122,7 +121,7 @@ pub(super) fn functions(
     products: &Products,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    (all, target): (&mut Functions, Option<Target>),
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let mut beside = products.parts.len();
     for (at, part) in products.parts.iter().enumerate() {
@@ -130,7 +129,7 @@ pub(super) fn functions(
         let operands = [operand(part.a), operand(part.b), outputs[at]];
         let added = [part.bias, part.addend].map(|number| number.map(operand));
         let what_part = &format!("{what}: part {at}");
-        function(what_part, &part.product, operands, added, (all, target));
+        function(what_part, &part.product, operands, added, (all, arch));
         let Some(then) = &part.then else { continue };
         let read: Vec<Parameter> = then
             .inputs
