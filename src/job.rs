@@ -399,6 +399,15 @@ impl Precision {
         }
     }
 
+    /// That of a plan: what its products read, or else what activations are.
+    pub fn of_plan(plan: &ir::Plan) -> Precision {
+        match plan.precision.products {
+            Products::Own => Precision::Of(plan.dtype()),
+            Products::Tf32 => Precision::Tf32,
+            Products::F8E4M3 | Products::F8Hybrid => Precision::Of(DType::F8E4M3),
+        }
+    }
+
     /// The name in flags and documents.
     pub fn name(self) -> &'static str {
         match self {

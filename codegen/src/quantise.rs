@@ -14,9 +14,10 @@
 //! read  = cast(f8, x · scale) / scale
 //! ```
 //!
-//! Attention, whose products have no weights, and the layer of the loss stay as they are. A scale is
-//! of whole blocks wherever these lie, and shards hold whole blocks, so that no scale depends on how
-//! ranks share the work.
+//! Attention and experts, whose products are inside composites, convolutions, weights of fewer than
+//! 128 inputs or outputs (a router, an adapter of low rank), and the layer of the loss stay as they
+//! are. A scale is of whole blocks wherever these lie, and shards hold whole blocks, so that no
+//! scale depends on how ranks share the work.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -39,7 +40,8 @@ pub const BLOCK: usize = 128;
 /// is read back is a number of BF16.
 const TOP_MIN: f64 = 7.888_609_052_210_118e-31;
 
-/// Has products of layers read operands of 8 bits, where the precision says so. O(nodes + operands).
+/// Has products of layers read operands of 8 bits, where the precision says so.
+/// `O(nodes + operands)`.
 ///
 /// # Errors
 /// `E2001` as for [`crate::retype::retype`]; `E2005` names all operands whose dims blocks do not
@@ -50,7 +52,7 @@ pub fn quantise(module: &mut Module, precision: &Precision) -> Result<(), Diagno
         Products::F8E4M3 => DType::F8E4M3,
         Products::F8Hybrid => DType::F8E5M2,
     };
-    let mut unfilled = Vec::new();
+    let (mut unfilled, mut count) = (Vec::new(), 0);
     for (name, roles) in roles(module, precision)? {
         if roles.results.iter().any(|role| *role != ResultRole::Activation) {
             continue;
@@ -61,13 +63,24 @@ pub fn quantise(module: &mut Module, precision: &Precision) -> Result<(), Diagno
             let source = Source::of(function, &primal, &roles, of_cotangents);
             // A gradient reads all that its primal does.
             unfilled.retain(|(of, _)| *of != name);
-            let made = Quantiser::new(source, module, &mut unfilled).run();
+            let made = Quantiser::new(source, module, (&mut unfilled, &mut count)).run();
             if let Some(there) = module.functions.iter_mut().find(|f| f.name == made.name) {
                 *there = made;
             }
         }
     }
-    if unfilled.is_empty() { Ok(()) } else { Err(refusal(precision, unfilled)) }
+    if !unfilled.is_empty() {
+        return Err(refusal(precision, unfilled));
+    }
+    if count == 0 {
+        let name = precision.products.name();
+        let headline = format!("products={name} has no product to round in this model");
+        return Err(Diagnostic::error("E2005", Span::of("--precision"), headline)
+            .note("it rounds products of weights that have 128 inputs and outputs or more")
+            .note("attention, convolutions and the layer of the loss stay as they are")
+            .help("leave it out"));
+    }
+    Ok(())
 }
 
 /// The most operands that a refusal names.
@@ -82,7 +95,7 @@ fn refusal(precision: &Precision, unfilled: Vec<Unfilled>) -> Diagnostic {
         format!("products={name} reads blocks of {BLOCK}, which do not fill what it reads");
     let error = Diagnostic::error("E2005", Span::of("--precision"), headline);
     let named = all.into_iter().take(NAMED_MAX).chain(more).fold(error, Diagnostic::note);
-    named.help("leave `products` out, or use sizes that are multiples of 128, tokens included")
+    named.help("leave `products`, or `--dtype f8`, out, or use multiples of 128, of tokens too")
 }
 
 /// A function, and what is known of its values.
@@ -129,10 +142,26 @@ impl<'f> Source<'f> {
         }
     }
 
-    /// Whether a product reads operands of 8 bits: one of a weight, or of a weight's gradient.
-    fn is_quantised(&self, node: &Node) -> bool {
-        let is_weight = node.operands.iter().any(|operand| self.weights[operand.index()]);
-        is_weight || self.gradients.contains(&self.function.value(node.result()).name)
+    /// Whether a product reads operands of 8 bits: one of a weight, or of a weight's gradient, if
+    /// the weight has a block of inputs and of outputs.
+    fn is_quantised(&self, node: &Node, einsum: &Einsum) -> bool {
+        let weight = node.operands.iter().position(|operand| self.weights[operand.index()]);
+        let (ty, letters, other) = match weight {
+            Some(0) => (self.function.ty(node.operands[0]), &einsum.a, &einsum.b),
+            Some(_) => (self.function.ty(node.operands[1]), &einsum.b, &einsum.a),
+            None if self.gradients.contains(&self.function.value(node.result()).name) => {
+                (self.function.ty(node.result()), &einsum.result, &einsum.a)
+            }
+            None => return false,
+        };
+        let is_batch =
+            |c: &char| [&einsum.a, &einsum.b, &einsum.result].iter().all(|all| all.contains(c));
+        let side = |is_shared: bool| -> i64 {
+            let of_side = |(c, _): &(&char, &Dim)| !is_batch(c) && other.contains(c) == is_shared;
+            let sizes = letters.iter().zip(&ty.dims).filter(of_side);
+            sizes.filter_map(|(_, size)| size.as_constant()).product()
+        };
+        [true, false].iter().all(|is_shared| side(*is_shared) >= BLOCK as i64)
     }
 
     fn format(&self, value: ValueId) -> DType {
@@ -154,13 +183,15 @@ struct Quantiser<'f, 'm> {
     names: BTreeSet<String>,
     read: HashMap<(ValueId, Blocks), ValueId>,
     unfilled: &'m mut Vec<Unfilled>,
+    /// How many products read 8 bits.
+    count: &'m mut usize,
 }
 
 impl<'f, 'm> Quantiser<'f, 'm> {
     fn new(
         source: Source<'f>,
         module: &'m Module,
-        unfilled: &'m mut Vec<Unfilled>,
+        (unfilled, count): (&'m mut Vec<Unfilled>, &'m mut usize),
     ) -> Quantiser<'f, 'm> {
         let function = source.function;
         Quantiser {
@@ -169,6 +200,7 @@ impl<'f, 'm> Quantiser<'f, 'm> {
             names: function.values.iter().map(|value| value.name.clone()).collect(),
             read: HashMap::new(),
             unfilled,
+            count,
             source,
         }
     }
@@ -177,12 +209,13 @@ impl<'f, 'm> Quantiser<'f, 'm> {
         for node in &self.source.function.nodes {
             let mut node = node.clone();
             if let Op::Contract(einsum) = &node.op
-                && self.source.is_quantised(&node)
+                && self.source.is_quantised(&node, einsum)
             {
                 let [a, b] = [node.operands[0], node.operands[1]];
                 let of_a = self.operand(a, [&einsum.a, &einsum.b], einsum);
                 let of_b = self.operand(b, [&einsum.b, &einsum.a], einsum);
                 node.operands = vec![of_a, of_b];
+                *self.count += 1;
             }
             self.made.nodes.push(node);
         }
@@ -227,7 +260,9 @@ impl<'f, 'm> Quantiser<'f, 'm> {
     fn rounded(&mut self, value: ValueId, ty: &TensorType, blocks: &Blocks) -> ValueId {
         let format = self.source.format(value);
         let most = if format == DType::F8E4M3 { 448.0 } else { 57344.0 };
-        let name = self.source.function.value(value).name.clone();
+        // A value may be read in blocks along several dims.
+        let along: Vec<String> = blocks.iter().map(|block| block.start.to_string()).collect();
+        let name = format!("{}.by{}", self.source.function.value(value).name, along.join("_"));
         let of = |what: &str| format!("{name}.{what}");
         let (dims, inside) = blocked(&ty.dims, blocks);
         let cut = self.push(&of("blocks"), Op::Reshape { dims: dims.clone() }, &[value]);
@@ -266,7 +301,7 @@ impl<'f, 'm> Quantiser<'f, 'm> {
         let ty = infer(&op, &types, self.module).expect("operands are of one type").remove(0);
         let mut unique = name.to_owned();
         while !self.names.insert(unique.clone()) {
-            unique.push('\'');
+            unique.push('_');
         }
         let result = ValueId(self.made.values.len() as u32);
         self.made.values.push(Value { name: unique, ty, frozen: false });

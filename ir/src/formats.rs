@@ -48,7 +48,8 @@ pub fn round(dtype: DType, x: f32) -> f32 {
 }
 
 /// The nearest number of TF32, which has the exponents of binary32 and 10 bits of mantissa; of two
-/// that are as near the one farther from zero, as `cvt.rna.tf32.f32` of PTX rounds. What is no number stays so.
+/// that are as near the one farther from zero, as `cvt.rna.tf32.f32` of PTX rounds. What is no
+/// number stays so.
 pub fn tf32(x: f32) -> f32 {
     if x.is_nan() {
         return x;

@@ -4,9 +4,9 @@
 //! precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 reduce=f32
 //!     states=f32 saved=bf16 logits=bf16
 //! ```
-//! which is one line; `products=tf32` may follow. A uniform precision has one type in all roles but sums, and no master
-//! weights. A mixed one is what Micikevicius et al. 2018 describe: narrow weights and activations,
-//! sums and everything that lasts from step to step in f32.
+//! which is one line; `products=tf32` may follow. A uniform precision has one type in all roles but
+//! sums, and no master weights. A mixed one is what Micikevicius et al. 2018 describe: narrow
+//! weights and activations, sums and everything that lasts from step to step in f32.
 
 use std::fmt;
 
@@ -252,18 +252,21 @@ impl Precision {
                 format!("master={master}: masters are {wide} copies of narrower parameters"),
             );
         }
-        let reads = match self.products {
-            Products::Own => true,
-            Products::Tf32 => compute == DType::F32,
-            Products::F8E4M3 | Products::F8Hybrid => [DType::F32, DType::BF16].contains(&compute),
-        };
-        require(
-            reads,
-            format!("products={}: operands are of {compute}, not of {}", self.products.name(), {
-                if self.products == Products::Tf32 { "f32" } else { "f32 or bf16" }
-            }),
-        );
+        lacking.extend(self.misread());
         lacking
+    }
+
+    /// What is wrong with how products read, if anything is.
+    fn misread(&self) -> Option<String> {
+        let (reads, others): (&[DType], _) = match self.products {
+            Products::Own => return None,
+            Products::Tf32 => (&[DType::F32], "f32"),
+            Products::F8E4M3 | Products::F8Hybrid => (&[DType::F32, DType::BF16], "f32 or bf16"),
+        };
+        let Precision { compute, products, .. } = self;
+        let why =
+            || format!("products={}: operands are of {compute}, not of {others}", products.name());
+        (!reads.contains(compute)).then(why)
     }
 }
 

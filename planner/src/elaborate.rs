@@ -11,8 +11,9 @@ use std::fmt;
 use std::ops::Range;
 
 use codegen::calls::{Calls, Operand};
+use codegen::quantise::BLOCK;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
-use ir::precision::Precision;
+use ir::precision::{Precision, Products};
 use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +59,22 @@ pub struct Purpose<'a> {
     pub predictions: BTreeMap<String, Prediction>,
 }
 
+/// Whether context-parallel ranks have as many tokens, in whole blocks where products of 8 bits sum
+/// over them; else a headline and a way out.
+fn check_tokens(purpose: &Purpose<'_>, pieces: usize) -> Result<(), (String, &'static str)> {
+    let seq = purpose.seq;
+    if !seq.is_multiple_of(pieces) {
+        let headline = format!("{seq} tokens are not {pieces} equal pieces");
+        return Err((headline, "use a `cp` whose double divides the tokens"));
+    }
+    let has_blocks = matches!(purpose.precision.products, Products::F8E4M3 | Products::F8Hybrid);
+    if has_blocks && pieces > 1 && !seq.is_multiple_of(pieces * BLOCK) {
+        let headline = format!("{seq} tokens are not {pieces} pieces of whole blocks of {BLOCK}");
+        return Err((headline, "use a smaller `cp`, or bf16"));
+    }
+    Ok(())
+}
+
 /// The plan that a name means.
 ///
 /// # Errors
@@ -79,10 +96,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     }
     let context = ContextForm::default();
     let pieces = context.pieces(mesh.cp);
-    if !purpose.seq.is_multiple_of(pieces) {
-        let headline = format!("{} tokens are not {pieces} equal pieces", purpose.seq);
-        return Err(error("E3401", headline, "use a `cp` whose double divides the tokens"));
-    }
+    check_tokens(purpose, pieces).map_err(|(headline, help)| error("E3401", headline, help))?;
     let samples = purpose.global_batch_size as u64;
     let count = name.microbatch_count(samples).ok_or_else(|| {
         let headline = format!("{samples} samples are no multiple of dp · mbs");

@@ -49,7 +49,8 @@ pub struct RequestFlags {
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
     /// Types of single roles, on CPUs: parameters, compute, accumulate, master (or none),
-    /// gradients, reduce, states, saved (activations), logits
+    /// gradients, reduce, states, saved (activations), logits; products (own, tf32, f8e4m3,
+    /// f8-hybrid)
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Freeze the model and train low-rank adapters, as `train --lora`; on GPUs frozen weights may

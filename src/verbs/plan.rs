@@ -129,8 +129,9 @@ fn judged(asked: &RequestFlags, path: &PathArg) -> Result<(Model, PlanRequest, F
     if asked.dtype.is_none() && asked.precision.is_empty() {
         asked.dtype = Some(plan.dtype().into());
         let roles = ir::precision::ROLES.iter();
-        let written = |role: &&str| {
-            format!("{role}={}", plan.precision.role(role).map_or("none", DType::name))
+        let written = |role: &&str| match *role {
+            "products" => format!("products={}", plan.precision.products.name()),
+            _ => format!("{role}={}", plan.precision.role(role).map_or("none", DType::name)),
         };
         asked.precision = roles.map(written).collect();
     }

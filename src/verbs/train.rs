@@ -111,11 +111,12 @@ pub struct Args {
         help_heading = STEP
     )]
     pub gbs: Option<usize>,
-    /// The element type: f32, f64, or bf16 and f16 with weights and sums of f32 [default: f32]
+    /// The element type: f32, f64, or bf16, f16 and f8 (products of bf16 that read 8 bits) with
+    /// weights and sums of f32 [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = STEP)]
     pub dtype: Option<DType>,
     /// Types of single roles: parameters, compute, accumulate, master (or none), gradients, reduce,
-    /// states, saved (activations), logits
+    /// states, saved (activations), logits; products (own, tf32, f8e4m3, f8-hybrid)
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',', help_heading = STEP)]
     pub precision: Vec<String>,
     /// Probability of every dropout [default: as the model's config says]
@@ -521,6 +522,7 @@ fn config(
     run: &Run,
 ) -> Config {
     let unless_zero = |number: u64| (number > 0).then_some(number);
+    let precision = training.plan.precision;
     Config {
         steps: settings.steps,
         seed: settings.seed,
@@ -543,7 +545,8 @@ fn config(
         loss_scale: match settings.loss_scale {
             Some(scale) => Some(LossScale::first(scale)),
             // Only f16 has too few powers of two for gradients.
-            None => (settings.dtype == DType::F16)
+            None => [precision.compute, precision.gradients, precision.reduce]
+                .contains(&DType::F16)
                 .then(|| LossScale::of_tokens(settings.gbs * settings.seq)),
         },
     }

@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
     /// Types of single roles: parameters, compute, accumulate, master (or none), gradients, reduce,
-    /// states, saved (activations), logits
+    /// states, saved (activations), logits; products (own, tf32, f8e4m3, f8-hybrid)
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Probability of dropout, the same elements on every mesh
@@ -278,8 +278,8 @@ pub(super) fn error_max(dtype: DType) -> f64 {
 }
 
 /// How far gradients are moved where they are added up or exchanged as narrow numbers: each term
-/// and each sum by half a unit in the last place. Chosen: twice that, for terms larger than the
-/// sum.
+/// and each sum by half a unit in the last place, in either direction, so that the distance grows
+/// with the root of their number. Chosen: four times that, for terms larger than the sum.
 pub(super) fn rounding_of_sums(question: &PlanRequest, ranks: usize) -> f64 {
     let precision = &question.precision;
     if !precision.reduce.is_narrow() {
@@ -289,7 +289,8 @@ pub(super) fn rounding_of_sums(question: &PlanRequest, ranks: usize) -> f64 {
     let samples = if precision.gradients.is_narrow() { question.global_batch_size } else { 1 };
     let least = [8, 9, 10, 11].map(|bits| 2.0_f64.powi(-bits));
     let is_between = |x: &f64| nearest(precision.reduce, 1.0 + x) != 1.0 + x;
-    2.0 * (ranks.max(samples) + 1) as f64 * least.into_iter().find(is_between).unwrap_or(0.0)
+    let terms = (ranks.max(samples) + 1) as f64;
+    4.0 * terms.sqrt() * least.into_iter().find(is_between).unwrap_or(0.0)
 }
 
 /// The weights that a step starts from, by name.

@@ -167,6 +167,28 @@ fn products_of_8_bits_are_the_same_on_all_meshes() {
     }
 }
 
+/// Module, plan and kernels of such a step are read back from a file, which runs.
+#[test]
+fn files_hold_products_of_8_bits() {
+    let scratch = filled("narrow-blocks-file");
+    scratch.answer("compile wide --ranks 2 --gbs 2 --fix tp=2 --seq 128 --dtype f8 -o wide.gtl");
+    let told = scratch.answer("inspect wide.gtl");
+    assert!(told.contains("products=f8e4m3"), "{told}");
+    scratch.answer("plan wide --ranks 2 --gbs 2 --fix tp=2 --seq 128 --dtype f8 -o wide.plan");
+    let told = scratch.answer("explain wide --plan wide.plan");
+    assert!(told.contains("tp=2"), "{told}");
+}
+
+/// A role that reaches no product is no role.
+#[test]
+fn products_of_8_bits_refuse_a_model_that_has_none() {
+    let scratch = scene("narrow-none");
+    let output =
+        scratch.run("verify model --ranks 1 --dtype bf16 --seq 32 --precision products=f8e4m3");
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    assert!(said(&output).contains("has no product to round"), "{}", said(&output));
+}
+
 /// All operands that blocks do not fill are named at once.
 #[test]
 fn products_of_8_bits_refuse_what_blocks_do_not_fill() {

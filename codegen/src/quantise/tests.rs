@@ -109,6 +109,14 @@ fn products_read_blocks_of_8_bits() {
     }
 }
 
+/// Names of what is added can be read, in either direction of a sum.
+#[test]
+fn texts_are_read_back() {
+    let module = prepared(Products::F8Hybrid);
+    let read = ir::text::parse_module("test", &module.to_string()).expect("it reads");
+    assert_eq!(read.to_string(), module.to_string());
+}
+
 /// The layer of the loss multiplies as without the role, and nothing else does.
 #[test]
 fn the_layer_of_the_loss_stays() {

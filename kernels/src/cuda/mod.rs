@@ -13,8 +13,8 @@
 //!   described by [`Tile::maps`], which a launch passes after them.
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
-//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact). Products
-//!   that read TF32 ([`ir::op::Operands`]) run on tensor cores.
+//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
+//!   Products that read TF32 ([`ir::op::Operands`]) run on tensor cores.
 //! * A launch may start fewer blocks of a function that [is persistent](Function::is_persistent).
 //!
 //! Reading order: `function` is the noun, its `tile` what it computes; a file for each family has

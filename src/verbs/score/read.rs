@@ -201,7 +201,7 @@ pub fn read_for(
     Ok(Layout {
         global_batch: size(read.plan.global_batch_size()),
         seq: size(read.plan.seq),
-        dtype: Some(read.plan.dtype().into()),
+        dtype: Some(Precision::of_plan(&read.plan)),
         model: Some((read.plan.model.clone(), read.model.param_count())),
         notes: read.remark().into_iter().collect(),
         ..Layout::of(read.name.configuration)
