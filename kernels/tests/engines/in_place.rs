@@ -132,6 +132,7 @@ fn what_is_read_again_is_no_place_to_write() {
 /// A program gives the same bits in place as out of place, on any number of threads.
 #[test]
 fn work_in_place_gives_the_same_bits() {
+    let mut tried = 0;
     for case in 0..60 {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::F32, DType::F64]);
@@ -149,6 +150,11 @@ fn work_in_place_gives_the_same_bits() {
         old[0] = inputs[0].clone();
         let isa = Isa::detect();
         let kernel = Kernel::Rows(r);
+        // A row's number that is stored, and that is now made of a vector, is no place for it.
+        if verify(&kernel).is_err() {
+            continue;
+        }
+        tried += 1;
         let want = run_on_threads(isa, &kernel, &inputs, &old);
         for threads in [1, 2] {
             let mut outputs = old.clone();
@@ -159,4 +165,5 @@ fn work_in_place_gives_the_same_bits() {
             }
         }
     }
+    assert!(tried >= 40, "{tried} programs");
 }
