@@ -44,7 +44,11 @@ fn random(dims: &[usize], seed: u32) -> Tensor {
     let number = |at: usize| {
         let bits = mix(u64::from(seed) << 32 | at as u64) as u32;
         let scale = 2.0_f64.powi((bits >> 8) as i32 % 24 - 12);
-        if bits % 7 == 0 { 0.0 } else { scale * (f64::from(bits) / f64::from(u32::MAX) - 0.5) }
+        if bits.is_multiple_of(7) {
+            0.0
+        } else {
+            scale * (f64::from(bits) / f64::from(u32::MAX) - 0.5)
+        }
     };
     Tensor::from_f64(DType::F32, dims, (0..count).map(number).collect())
 }
