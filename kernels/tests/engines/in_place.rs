@@ -149,11 +149,16 @@ fn work_in_place_gives_the_same_bits() {
         let (inputs, mut old) = buffers(&mut random, &r);
         old[0] = inputs[0].clone();
         let isa = Isa::detect();
-        let kernel = Kernel::Rows(r);
-        // A row's number that is stored, and that is now made of a vector, is no place for it.
-        if verify(&kernel).is_err() {
+        // What was a number of each row may be one of each column now, which has no place.
+        let vectors = r.vectors();
+        let has_place = |output: &Output| match output {
+            Output::Store { value, access, .. } => !vectors[*value] || access.col_stride != 0,
+            Output::ColSum { .. } | Output::TotalSum { .. } => true,
+        };
+        if !r.outputs.iter().all(has_place) {
             continue;
         }
+        let kernel = Kernel::Rows(r);
         tried += 1;
         let want = run_on_threads(isa, &kernel, &inputs, &old);
         for threads in [1, 2] {
