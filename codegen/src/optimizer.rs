@@ -17,6 +17,7 @@ use ir::program::STATE_BLOCK;
 use ir::{DType, Function, Kind, Module, Op, TensorType, ValueId};
 use kernels::rows::{Output, Rows};
 
+use crate::quantise::{LARGEST_MIN, code_max};
 use crate::tile::{Tile, lower_kernel};
 
 /// The block program of an update, and which of its operands each input is.
@@ -98,12 +99,6 @@ fn optimizer_function(
     Ok(function)
 }
 
-/// The largest code: the largest number of e4m3.
-const CODE_MAX: f64 = 448.0;
-/// What stands for the largest number of a block of zeros. Chosen: a power of two far below any
-/// state, of which the scale is a normal number.
-const LARGEST_MIN: f64 = 7.888_609_052_210_118e-31;
-
 /// An update that reads and writes its states `m` and `v` as codes of a type, with the scales of
 /// their blocks: parameters, results and the values between are as before, then come the scales.
 fn with_coded_states(plain: &Function, code: DType) -> Function {
@@ -149,7 +144,7 @@ fn with_coded_states(plain: &Function, code: DType) -> Function {
         let largest = b.reduce(&format!("{name}.largest"), Combiner::Max, vec![1], size);
         let least = b.constant_like("largest_min", LARGEST_MIN, largest);
         let some = b.binary(&format!("{name}.some"), Binary::Max, largest, least);
-        let code_max = b.constant_like("code_max", CODE_MAX, some);
+        let code_max = b.constant_like("code_max", code_max(code), some);
         let scale = b.binary(&format!("{name}.scale"), Binary::Div, some, code_max);
         let all = of_block(&mut b, scale, next);
         let quotient = b.binary(&format!("{name}.quotient"), Binary::Div, next, all);

@@ -36,9 +36,14 @@ use crate::specialise::depends_on;
 /// Elements of a block along a dim.
 pub const BLOCK: usize = 128;
 
-/// The least that the largest element of a block is taken for: with it, scales are finite, and what
-/// is read back is a number of BF16.
-const TOP_MIN: f64 = 7.888_609_052_210_118e-31;
+/// The least that the largest element of a block of codes is taken for, `2^-100`. Chosen: scales of
+/// blocks of zeros are normal numbers, and what products read back is a number of BF16.
+pub(crate) const LARGEST_MIN: f64 = 7.888_609_052_210_118e-31;
+
+/// The largest number of a format of codes.
+pub(crate) fn code_max(format: DType) -> f64 {
+    if format == DType::F8E4M3 { 448.0 } else { 57344.0 }
+}
 
 /// Has products of layers read operands of 8 bits, where the precision says so.
 /// `O(nodes + operands)`.
@@ -259,7 +264,6 @@ impl<'f, 'm> Quantiser<'f, 'm> {
     /// The value rounded to 8 bits in blocks, in its own type.
     fn rounded(&mut self, value: ValueId, ty: &TensorType, blocks: &Blocks) -> ValueId {
         let format = self.source.format(value);
-        let most = if format == DType::F8E4M3 { 448.0 } else { 57344.0 };
         // A value may be read in blocks along several dims.
         let along: Vec<String> = blocks.iter().map(|block| block.start.to_string()).collect();
         let name = format!("{}.by{}", self.source.function.value(value).name, along.join("_"));
@@ -270,9 +274,9 @@ impl<'f, 'm> Quantiser<'f, 'm> {
         let sizes = self.push(&of("sizes"), Op::Unary(Unary::Abs), &[wide]);
         let largest = Op::Reduce { combiner: Combiner::Max, dims: inside.clone() };
         let largest = self.push(&of("largest"), largest, &[sizes]);
-        let least = self.constant(&of("least"), TOP_MIN, largest);
+        let least = self.constant(&of("least"), LARGEST_MIN, largest);
         let top = self.push(&of("top"), Op::Binary(Binary::Max), &[largest, least]);
-        let most = self.constant(&of("most"), most, top);
+        let most = self.constant(&of("most"), code_max(format), top);
         let room = self.push(&of("room"), Op::Binary(Binary::Div), &[most, top]);
         let scale = self.push(&of("scale"), Op::Unary(Unary::PowerFloor), &[room]);
         let scales = self.push(&of("scales"), Op::Broadcast { new: inside, dims }, &[scale]);

@@ -259,7 +259,7 @@ impl Store {
         self.block_of(kind, (dtype, 1), &|place| is_param || !place.is_frozen, contents)
     }
 
-    /// A block of the weights that have something: one number for so many elements.
+    /// A block of the weights that `has` names, with one number for `per` elements.
     fn block_of(
         &mut self,
         kind: &str,

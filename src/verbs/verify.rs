@@ -285,7 +285,7 @@ pub(super) fn rounding_of_sums(question: &PlanRequest, ranks: usize) -> f64 {
     if !precision.reduce.is_narrow() {
         return 0.0;
     }
-    // Micro-batches add up to as many terms as there are samples.
+    // A micro-batch has a sample or more, and each is a term.
     let samples = if precision.gradients.is_narrow() { question.global_batch_size } else { 1 };
     let least = [8, 9, 10, 11].map(|bits| 2.0_f64.powi(-bits));
     let is_between = |x: &f64| nearest(precision.reduce, 1.0 + x) != 1.0 + x;

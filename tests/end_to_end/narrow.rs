@@ -174,6 +174,8 @@ fn files_hold_products_of_8_bits() {
     scratch.answer("compile wide --ranks 2 --gbs 2 --fix tp=2 --seq 128 --dtype f8 -o wide.gtl");
     let told = scratch.answer("inspect wide.gtl");
     assert!(told.contains("products=f8e4m3"), "{told}");
+    let told = scratch.answer("run wide.gtl");
+    assert!(told.contains("over 256 labels"), "{told}");
     scratch.answer("plan wide --ranks 2 --gbs 2 --fix tp=2 --seq 128 --dtype f8 -o wide.plan");
     let told = scratch.answer("explain wide --plan wide.plan");
     assert!(told.contains("tp=2"), "{told}");
