@@ -201,7 +201,7 @@ impl Default for Tiling {
 }
 
 impl Tiling {
-    /// Slices are multiples of so many points of `k`: whole steps of all block tiles.
+    /// Alignment of slices, in points of `k`: whole steps of all block tiles.
     pub const STEP: usize = 128;
 
     /// Points of each slice of `k` points but the last.
@@ -209,7 +209,7 @@ impl Tiling {
         k.div_ceil(self.split.max(1)).next_multiple_of(Tiling::STEP)
     }
 
-    /// The same with as many slices as there are that are not empty.
+    /// The same without empty slices.
     pub fn without_empty(self, k: usize) -> Tiling {
         Tiling { split: k.div_ceil(self.slice(k).max(1)).max(1), ..self }
     }
