@@ -15,7 +15,8 @@
 //! * Deliberately absent: a kernel knows no graph, no sharding and no stream, and nothing here
 //!   chooses between kernels.
 //!
-//! Reading order: [`kernel`], [`rows`] and [`offset`] are the nouns, [`arguments`] says which
+//! Reading order: [`kernel`], [`rows`] and [`offset`] are the nouns, [`pitch`] moves the rows
+//! of one apart, [`arguments`] says which
 //! buffers a kernel wants and [`scalars`] what its launch passes, [`verify`] whether it can be
 //! executed, [`bounds`] whether programs stay within what they have, [`price`] what it costs in the
 //! units of [`units`], [`cpu`] executes, [`cuda`] prints.
@@ -29,6 +30,7 @@ pub mod offset;
 pub mod kernel;
 pub mod rows;
 
+pub mod pitch;
 pub mod arguments;
 pub mod scalars;
 pub mod verify;

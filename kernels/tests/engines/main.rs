@@ -17,6 +17,7 @@ mod in_place;
 mod moves;
 mod narrow;
 mod pairs;
+mod pitch;
 mod product;
 mod rows;
 #[allow(dead_code)]
