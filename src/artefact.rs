@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use ir::import::Model;
-use ir::{Diagnostic, Module, Plan, Span};
-use kernels::Kernel;
-use kernels::cuda::{Arch, functions_for};
+use ir::{Diagnostic, Module, Plan, Span, Target};
+use kernels::cuda::Arch;
+use kernels::{Kernel, price};
 use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
@@ -60,7 +60,7 @@ pub fn assemble(
             cores: 1,
             memory_bytes: classes.programs.iter().map(|p| p.arena_bytes).sum::<u64>()
                 * plan.mesh.dp as u64
-                + plan.mesh.ranks() as u64 * workspace(&classes.kernels, archs),
+                + plan.mesh.ranks() as u64 * beside(&classes.kernels, plan.target, archs),
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
@@ -91,11 +91,14 @@ pub fn assemble(
     })
 }
 
-/// The largest workspaces of a kernel on any of the architectures, in bytes.
-fn workspace(kernels: &[Kernel], archs: &[Arch]) -> u64 {
+/// Bytes of workspaces that do not fit the frames of programs, which are made for one target, on any
+/// of the architectures: they lie beside the arena.
+fn beside(kernels: &[Kernel], target: Option<Target>, archs: &[Arch]) -> u64 {
+    let bytes = |kernel: &Kernel, target| price::workspace(kernel, Some(target), 1).0;
     let of = |kernel: &Kernel| {
-        let bytes = |arch: &Arch| functions_for(kernel, *arch).workspace().0;
-        archs.iter().map(bytes).max().unwrap_or(0)
+        let framed = target.map_or(0, |target| bytes(kernel, target));
+        let all = archs.iter().map(|arch| bytes(kernel, Target::Cuda(*arch)));
+        all.max().unwrap_or(0).saturating_sub(framed)
     };
     kernels.iter().map(of).max().unwrap_or(0)
 }

@@ -69,7 +69,7 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     if !findings.found.is_empty() {
         return findings.found;
     }
-    let effects = AllEffects::of(programs, kernels);
+    let effects = AllEffects::of(programs, kernels, plan.target);
     let entries = programs.first().map_or(0, |program| program.entries.len());
     for phase in [Phase::Step, Phase::Evaluate].into_iter().chain((0..entries).map(Phase::Entry)) {
         let setup = Setup { programs, places: &places, effects: &effects, plan, phase };

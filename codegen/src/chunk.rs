@@ -17,16 +17,37 @@ use std::collections::BTreeMap;
 use ir::factors::{Factor, factors, make_local};
 use ir::op::{Collective, Combiner};
 use ir::sharding::Layout;
-use ir::{Class, Dim, Function, Kind, Module, Node, Op, TensorType, Value, ValueId};
+use ir::{Class, Dim, Function, Kind, Module, Node, Op, Target, TensorType, Value, ValueId};
 
-/// The least bytes of a value that is worth its chunks. Chosen: less is no matter beside the rest.
-const WIDE_BYTES: u64 = 8 << 20;
+/// From which size on rows are computed in pieces, and how large these are at least.
+struct Limits {
+    /// The least bytes of a value that is worth its chunks.
+    wide_bytes: u64,
+    /// The fewest rows of a piece.
+    rows_min: usize,
+}
+
+impl Limits {
+    /// Chosen: on CPUs less than 8 MiB is no matter beside the rest, and each piece packs the
+    /// weights again, which for 256 rows takes about a tenth of its time.
+    const OF_CPUS: Limits = Limits { wide_bytes: 8 << 20, rows_min: 256 };
+
+    /// Chosen: tiles of 128 × 128 of 1,024 rows fill the multiprocessors of an H100 twenty times
+    /// for a vocabulary of 50,000, and the gradient of the table, to which each piece adds, is read
+    /// and written eight times for 8,192 tokens.
+    const OF_GPUS: Limits = Limits { wide_bytes: 128 << 20, rows_min: 1024 };
+
+    fn of(target: Option<Target>) -> Limits {
+        match target {
+            Some(Target::Cuda(_)) => Limits::OF_GPUS,
+            Some(Target::Cpu(_)) | None => Limits::OF_CPUS,
+        }
+    }
+}
+
 /// How much wider than its operand a product is, at least. Chosen: the inner layers of blocks are
 /// up to four times as wide, and kept.
 const WIDE_RATIO: usize = 8;
-/// The fewest rows of a piece. Chosen: each piece packs the weights again, which then takes about a
-/// tenth of its time.
-const ROWS_MIN: usize = 256;
 
 /// The part of a function that runs in pieces.
 #[derive(Clone, Debug)]
@@ -97,16 +118,18 @@ pub(crate) fn stem(name: &str) -> Option<&str> {
 
 impl Wide {
     /// The wide values of a function that one rank runs by itself.
-    pub(crate) fn of(function: &Function) -> Wide {
-        Wide { is_agreed: false, ..Wide::of_ranks(function, [1, 1]) }
+    pub(crate) fn of(function: &Function, target: Option<Target>) -> Wide {
+        Wide { is_agreed: false, ..Wide::of_ranks(function, [1, 1], target) }
     }
 
     /// The wide values of a function that `ranks` ranks along `[dp, tp]` share. They follow from
     /// the whole function, so that a rank with a shorter piece of the vocabulary finds the same.
-    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 2]) -> Wide {
+    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 2], target: Option<Target>) -> Wide {
+        let limits = Limits::of(target);
         let name = |node: &Node| function.value(node.results[0]).name.clone();
         let nodes = function.nodes.iter();
-        let found = nodes.filter_map(|node| Some((name(node), cut(function, node, ranks)?)));
+        let cut = |node: &Node| cut(function, node, ranks, &limits);
+        let found = nodes.filter_map(|node| Some((name(node), cut(node)?)));
         let values: BTreeMap<String, Cut> = found.collect();
         let count = |value: &Value| Some((value.name.clone(), value.ty.count()?));
         let all = function.values.iter().filter(|_| !values.is_empty());
@@ -124,16 +147,16 @@ struct Seed {
 }
 
 /// How the result of a node is cut if it is wide.
-fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
+fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2], limits: &Limits) -> Option<Cut> {
     let Op::Contract(einsum) = &node.op else { return None };
     let ty = function.ty(node.result());
     let (sizes, elements) = (ty.sizes()?, ty.count()?);
     let bytes = ty.bytes()? / ((dp * tp) as u64);
-    if bytes < WIDE_BYTES {
+    if bytes < limits.wide_bytes {
         return None;
     }
     // As few as make a piece no longer wide.
-    let wanted = bytes.div_ceil(WIDE_BYTES).max(2);
+    let wanted = bytes.div_ceil(limits.wide_bytes).max(2);
     let sides = [(&einsum.a, &einsum.b), (&einsum.b, &einsum.a)];
     for ((own, other), operand) in sides.into_iter().zip(&node.operands) {
         let is_row = |dim: &usize| {
@@ -141,7 +164,7 @@ fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
             own.contains(letter) && !other.contains(letter)
         };
         let rows: Vec<usize> = (0..sizes.len()).filter(is_row).collect();
-        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / (dp * ROWS_MIN);
+        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / (dp * limits.rows_min);
         // Samples, the first dim, are cut over ranks already.
         let uncut = rows.into_iter().filter(|dim| dp == 1 || *dim > 0);
         let dim = uncut.max_by_key(|dim| sizes[*dim]);

@@ -11,7 +11,7 @@ mod ends;
 
 use std::sync::Arc;
 
-use ir::program::{Program, Routine};
+use ir::program::{Instruction, Program, Routine};
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
@@ -50,10 +50,30 @@ pub struct Compiled {
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
     let mut compiler = Compiler::new(module, entry)?;
     let programs = compiler.programs(plan)?;
-    Compiled { programs, kernels: compiler.layers.table.kernels }.checked(plan)
+    Compiled::new(programs, compiler.layers.table.kernels).checked(plan)
 }
 
 impl Compiled {
+    /// Programs and what they launch of some kernels, in order.
+    pub(crate) fn new(mut programs: Vec<Program>, kernels: Vec<Kernel>) -> Compiled {
+        let mut numbers: Vec<Option<usize>> = vec![None; kernels.len()];
+        let launched = programs.iter().flat_map(|program| &program.routines);
+        for instruction in launched.flat_map(|routine| &routine.instructions) {
+            if let Instruction::Launch { kernel, .. } = instruction {
+                numbers[*kernel] = Some(0);
+            }
+        }
+        numbers.iter_mut().flatten().enumerate().for_each(|(next, number)| *number = next);
+        let routines = programs.iter_mut().flat_map(|program| &mut program.routines);
+        for instruction in routines.flat_map(|routine| &mut routine.instructions) {
+            if let Instruction::Launch { kernel, .. } = instruction {
+                *kernel = numbers[*kernel].unwrap_or(*kernel);
+            }
+        }
+        let kept = kernels.into_iter().zip(numbers).filter(|(_, number)| number.is_some());
+        Compiled { programs, kernels: kept.map(|(kernel, _)| kernel).collect() }
+    }
+
     /// The same, if every kernel stays within its buffers; in debug builds only if
     /// [`check`](crate::check) finds nothing wrong. Element types that are only planned for have no
     /// kernels to check.

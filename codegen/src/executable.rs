@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ir::plan::{Offload, Place, Schedule, Zero};
-use ir::{Diagnostic, Plan, Span};
+use ir::{Diagnostic, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
 /// The code of a diagnostic that says that a plan cannot be executed.
@@ -11,6 +11,11 @@ pub const CODE_NOT_EXECUTABLE: &str = "E2004";
 
 /// Values that are placed in an arena at most. Chosen: half a second.
 pub const BUFFERS_MAX: usize = 6_000;
+
+/// What kernels are compiled for. Types that are only planned for have no kernels.
+pub(crate) fn executed_target(plan: &Plan) -> Option<Target> {
+    plan.target.filter(|_| plan.precision.lacking().is_empty())
+}
 
 /// Why no program can be made of a plan yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

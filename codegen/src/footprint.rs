@@ -48,7 +48,7 @@ pub struct Footprint {
     pub communication: u64,
     /// The whole arena, exactly.
     pub arena: u64,
-    /// Scratch of kernels beside the arena.
+    /// Scratch of kernels beside the arena, on CPUs; on GPUs it lies in the arena.
     pub workspace: u64,
     /// Messages that the rank has sent and nobody has taken yet, at most.
     #[serde(default)]
@@ -130,7 +130,7 @@ impl Footprint {
             ("mailboxes", Bytes(self.mailboxes)),
         ];
         holders.retain(|(name, bytes)| {
-            !["master weights", "caches", "mailboxes"].contains(name) || bytes.0 > 0
+            !["master weights", "caches", "workspaces", "mailboxes"].contains(name) || bytes.0 > 0
         });
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders
@@ -145,9 +145,12 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// Scratch of a program's kernels on a target and `threads` threads of a rank: they run one after
-/// the other.
+/// Scratch of a program's kernels beside the arena on `threads` threads of a rank: they run one
+/// after the other. On GPUs it lies in frames.
 fn workspace(program: &Program, kernels: &[Kernel], target: Option<Target>, threads: usize) -> u64 {
+    if target.and_then(Target::arch).is_some() {
+        return 0;
+    }
     let instructions = program.routines.iter().flat_map(|r| &r.instructions);
     let bytes = |instruction: &Instruction| match instruction {
         Instruction::Launch { kernel, .. } => {
@@ -277,8 +280,8 @@ pub fn footprint(module: &Module, entry: &str, plan: &Plan) -> Result<Footprint,
 }
 
 impl Compiler<'_> {
-    /// The footprint of the rank of a plan that holds the most, without mailboxes, and on CPUs
-    /// without workspaces, which depend on threads.
+    /// The footprint of the rank of a plan that holds the most, without mailboxes and the
+    /// workspaces of CPUs, which depend on threads.
     ///
     /// Of stages whose calls are alike one program is made, for the first of them, which has most
     /// micro-batches in flight; of tensor-parallel ranks that of the first, whose pieces are the
@@ -294,14 +297,9 @@ impl Compiler<'_> {
     pub fn footprint(&mut self, plan: &Plan) -> Result<Footprint, NotYet> {
         crate::executable::check_executable(plan)?;
         let mut most = Footprint::default();
-        let is_cuda = plan.target.and_then(Target::arch).is_some();
         for stage in distinct_stages(self.calls(), plan) {
             let program = self.skeleton(plan, stage)?;
-            let mut own = Footprint::of(&program);
-            // What is only planned for has no kernels.
-            if is_cuda && plan.precision.lacking().is_empty() {
-                own.workspace = workspace(&program, self.kernels(), plan.target, 1);
-            }
+            let own = Footprint::of(&program);
             if own.total() > most.total() {
                 most = own;
             }

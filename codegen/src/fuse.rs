@@ -16,7 +16,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::{Class, DType, Function, Kind, Module, Node, Op, Value, ValueId};
+use ir::rewrite::price::launch_bytes;
+use ir::{Class, DType, Function, Kind, Module, Node, Op, Target, Value, ValueId};
 
 use crate::domain::{Sites, is_int_op_exact};
 use crate::epilogue::{absorbed, epilogues};
@@ -31,15 +32,20 @@ pub const GROUP_NODES_MAX: usize = 160;
 /// Replaces fusible nodes by calls of kernels, which are added to `module`; and what is known of
 /// the choice of these, none where there are too many nodes to tell.
 ///
-/// Keeps results and their types. O(edges × groups), then a search with a counted budget.
-pub fn fuse(function: &Function, module: &mut Module) -> (Function, Option<Choice>) {
+/// Keeps results and their types. What a launch costs follows from the target. O(edges × groups),
+/// then a search with a counted budget.
+pub fn fuse(
+    function: &Function,
+    module: &mut Module,
+    target: Option<Target>,
+) -> (Function, Option<Choice>) {
     let sites = Sites::new(function);
     let mut groups = Groups::new(&sites, module);
     groups.merge_along_edges();
     groups.merge_siblings();
     groups.merge_cousins();
     groups.merge_rest();
-    let choice = groups.choose();
+    let choice = groups.choose(launch_bytes(target));
     (outline(&groups, module), choice)
 }
 
@@ -202,9 +208,9 @@ impl<'f> Groups<'f> {
     }
 
     /// Takes the cheapest grouping that is found.
-    fn choose(&mut self) -> Option<Choice> {
+    fn choose(&mut self, launch_bytes: u64) -> Option<Choice> {
         let items = self.items();
-        let problem = Problem::new(self.sites, &items)?;
+        let problem = Problem::new(self.sites, &items, launch_bytes)?;
         let place = |node: &usize| items.binary_search_by_key(node, |item| item.node).ok();
         let group = |members: &Vec<usize>| {
             let places: Vec<usize> = members.iter().filter_map(place).collect();

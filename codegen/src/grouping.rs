@@ -1,8 +1,8 @@
 //! Which nodes share a kernel: the cheapest grouping, by branch and bound.
 //!
 //! A grouping is legal if every group fits a domain and the graph of groups, with all that is no
-//! kernel, has no cycle. Its price is that of its launches and of the bytes that they move: each
-//! kernel reads a value once and writes what something outside of it reads. Operations are not in
+//! kernel, has no cycle. Its price is that of its launches, which follows from the target, and of
+//! the bytes that they move: each kernel reads a value once and writes what something outside of it reads. Operations are not in
 //! it, because each node is computed once whatever the grouping.
 //!
 //! Nodes are assigned one by one, each to a group that is there or to a new one: first those of
@@ -37,6 +37,8 @@ const CLIQUE_TRIES_MAX: usize = 20_000;
 pub struct Choice {
     /// Kernels and the bytes that they move.
     pub work: Work,
+    /// The bytes that a launch counts as.
+    pub launch_bytes: u64,
     /// What the first, greedy choice would cost.
     pub greedy: u64,
     /// No grouping is cheaper than this.
@@ -49,7 +51,7 @@ impl Choice {
     /// Price of the choice, in bytes moved: a launch counts as the bytes that could be moved in its
     /// time.
     pub fn price(&self) -> u64 {
-        self.work.price()
+        self.work.price_at(self.launch_bytes)
     }
 
     /// By how much a cheaper grouping could be below this one, as a share of this one.
@@ -72,6 +74,8 @@ struct Moved {
 /// The nodes of a function that kernels compute, as items in their order.
 pub(crate) struct Problem<'f> {
     sites: &'f Sites<'f>,
+    /// The bytes that a launch counts as.
+    launch_bytes: u64,
     nodes: Vec<usize>,
     moved: Vec<Moved>,
     /// For each item, all that it waits for, directly or not.
@@ -99,13 +103,19 @@ pub(crate) struct Item {
 }
 
 impl<'f> Problem<'f> {
-    /// The problem of items in order; none where there are too many.
-    pub(crate) fn new(sites: &'f Sites<'f>, items: &[Item]) -> Option<Problem<'f>> {
+    /// The problem of items in order, where a launch counts as some bytes; none where there are too
+    /// many.
+    pub(crate) fn new(
+        sites: &'f Sites<'f>,
+        items: &[Item],
+        launch_bytes: u64,
+    ) -> Option<Problem<'f>> {
         if items.len() > ITEMS_MAX {
             return None;
         }
         let mut problem = Problem {
             sites,
+            launch_bytes,
             nodes: items.iter().map(|item| item.node).collect(),
             moved: moved(sites.function, items),
             before: Vec::new(),

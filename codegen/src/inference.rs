@@ -13,12 +13,13 @@ use ir::{DType, Diagnostic, Function, Module, Plan, Span, TensorType, ValueId};
 use crate::calls::{Call, Calls, Operand};
 use crate::chunk::Wide;
 use crate::compile::Compiled;
+use crate::executable::executed_target;
 use crate::lower::KernelTable;
 use crate::partition::{Place, bindings, partition_for_output};
 use crate::refusal::Refusal;
 use crate::routines::routine_in_pieces;
 use crate::store::{BufferId, Store};
-use crate::tilings::Tilings;
+use crate::unsharded::Unsharded;
 use crate::weights::weight_places;
 
 /// An entry of a module, and what it is called in the program.
@@ -70,7 +71,7 @@ pub fn compile_entries(entries: &[Forward<'_>], plan: &Plan) -> Result<Compiled,
             })?);
         }
     }
-    Compiled { programs, kernels: table.kernels }.checked(plan)
+    Compiled::new(programs, table.kernels).checked(plan)
 }
 
 fn program(
@@ -94,7 +95,7 @@ fn program(
         sizes: [plan.mesh.dp, plan.mesh.tp],
         coordinates: [0, tensor],
         microbatch_size: plan.microbatch_size,
-        target: plan.target,
+        target: executed_target(plan),
     };
     let mut class = Class {
         plan,
@@ -229,10 +230,10 @@ impl<'a, 'c> Work<'a, 'c> {
         local.function.name = format!("{}.{}", self.forward.name, call.function);
         let mut whole = function.clone();
         whole.bind(&bindings(place));
-        let tilings = Tilings::of(&whole, place.target);
-        let decisions = (&Wide::of(&local.function), &tilings);
+        let wide = Wide::of(&local.function, place.target);
+        let unsharded = Unsharded { wide, ..Unsharded::of(&whole, place) };
         let own = (&local.function, &local.module);
-        let lowered = routine_in_pieces(own, decisions, &[], &in_place, self.class.table)?;
+        let lowered = routine_in_pieces(own, &unsharded, &[], &in_place, self.class.table)?;
         let frame_bytes = lowered.frame_bytes;
         let routine = self.class.store.routine(&lowered);
         Ok(Layer { function: local.function, routine, frame_bytes })

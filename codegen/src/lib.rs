@@ -28,7 +28,8 @@
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`canonicalise`]
 //! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
-//! [`tilings`] says how GPUs sum products, from the whole function and the plan's target;
+//! [`tilings`] says how GPUs sum products, from the whole function and the plan's target, as
+//! `unsharded` gathers what all ranks decide alike;
 //! [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a class;
 //! [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages
 //! and calls share; [`executable`] says what no program does; [`compile`] assembles, and
@@ -61,6 +62,7 @@ mod precision;
 mod empty;
 mod chunk;
 pub mod tilings;
+mod unsharded;
 mod epilogue;
 mod pool;
 pub mod grouping;

@@ -2,6 +2,7 @@
 
 mod expand;
 mod group;
+pub(crate) mod padded;
 mod parts;
 mod pieces;
 
@@ -11,10 +12,12 @@ use std::sync::Arc;
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::sharding::Layout;
+use ir::target::{Arch, Target};
 use ir::{Axis, DType, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
+use kernels::pitch::Pitch;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling};
+use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling, price};
 
 use crate::catalogue;
 use crate::chunk::Chunks;
@@ -23,8 +26,9 @@ use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::scalars::Scalars;
 use crate::tile::lower_kernel;
-use crate::tilings::Tilings;
+use crate::unsharded::Unsharded;
 use group::{Member, Turn, turns};
+use padded::padded_bytes;
 
 /// The kernels of an artefact, each once.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +39,12 @@ pub struct KernelTable {
     by_bytes: HashMap<Vec<u8>, usize>,
     /// Updates by what they depend on.
     pub(crate) updates: BTreeMap<String, Arc<Update>>,
+    /// Bytes of the workspaces of kernels on GPUs.
+    workspaces: HashMap<(usize, Arch), u64>,
 }
+
+/// What a workspace is called in listings.
+pub(crate) const WORKSPACE: &str = "workspace";
 
 impl KernelTable {
     /// The index of a kernel, which is added where it is not there yet.
@@ -45,6 +54,14 @@ impl KernelTable {
             self.kernels.push(kernel);
             self.kernels.len() - 1
         })
+    }
+
+    /// The bytes of the local that a kernel passes its workspaces in: none on CPUs, where what it
+    /// needs depends on threads and lies beside the arena.
+    pub(crate) fn workspace(&mut self, kernel: usize, target: Option<Target>) -> u64 {
+        let Some(arch) = target.and_then(Target::arch) else { return 0 };
+        let of = || price::workspace(&self.kernels[kernel], target, 1).0;
+        *self.workspaces.entry((kernel, arch)).or_insert_with(of)
     }
 }
 
@@ -57,6 +74,15 @@ pub(crate) struct Slots<'a> {
     pub(crate) rounded: &'a [Option<DType>],
     /// The parameter that it updates: both slots are one buffer.
     pub(crate) in_place: &'a [Option<usize>],
+    /// Of all slots, parameters first, the pitch of rows that are to be padded.
+    pub(crate) padded: &'a [Option<Pitch>],
+}
+
+/// What a function becomes.
+pub(crate) struct Lowered {
+    pub(crate) routine: Routine,
+    /// Slots whose rows were to be padded and cannot be.
+    pub(crate) unpadded: Vec<usize>,
 }
 
 impl Slots<'_> {
@@ -66,17 +92,17 @@ impl Slots<'_> {
 }
 
 /// Lowers a fused function. Its slots are the parameters, then the results, which go where `slots`
-/// says. What `chunks` are called for runs in pieces, and products have their tilings.
+/// says. What `chunks` are called for runs in pieces.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
 pub(crate) fn lower_routine(
     (function, module): (&Function, &Module),
-    (chunks, tilings): (Option<&Chunks>, &Tilings),
+    (chunks, unsharded): (Option<&Chunks>, &Unsharded),
     slots: Slots<'_>,
     table: &mut KernelTable,
-) -> Result<Routine, Refusal> {
-    let mut lower = Lower::new((function, module), tilings, slots, table);
+) -> Result<Lowered, Refusal> {
+    let mut lower = Lower::new((function, module), unsharded, slots, table);
     lower.chunks = chunks;
     lower.assign_slots();
     // All that has no kernel is said at once, with the nodes that each sentence is about.
@@ -104,7 +130,7 @@ pub(crate) fn lower_routine(
         return Err(all);
     }
     lower.finish_results();
-    Ok(lower.into_routine())
+    Ok(lower.into_lowered())
 }
 
 /// Where a value lies.
@@ -119,7 +145,7 @@ struct Lower<'a> {
     module: &'a Module,
     table: &'a mut KernelTable,
     chunks: Option<&'a Chunks>,
-    tilings: &'a Tilings,
+    unsharded: &'a Unsharded,
     home: Vec<Option<Home>>,
     slots: Slots<'a>,
     /// Values whose producer adds to their slot.
@@ -134,7 +160,7 @@ struct Lower<'a> {
 impl<'a> Lower<'a> {
     fn new(
         (function, module): (&'a Function, &'a Module),
-        tilings: &'a Tilings,
+        unsharded: &'a Unsharded,
         slots: Slots<'a>,
         table: &'a mut KernelTable,
     ) -> Lower<'a> {
@@ -148,7 +174,7 @@ impl<'a> Lower<'a> {
             module,
             table,
             chunks: None,
-            tilings,
+            unsharded,
             home,
             slots,
             adds: vec![false; count],
@@ -235,8 +261,8 @@ impl<'a> Lower<'a> {
             return;
         }
         let kernel = self.table.add(kernel);
-        let scalars = scalars.into_values();
-        self.instructions.push(Instruction::Launch { kernel, scalars, inputs, outputs });
+        let (scalars, workspace) = (scalars.into_values(), None);
+        self.instructions.push(Instruction::Launch { kernel, scalars, inputs, outputs, workspace });
     }
 
     fn node(&mut self, node: &Node) -> Result<(), Refusal> {
@@ -373,7 +399,7 @@ impl<'a> Lower<'a> {
 
     /// How tensor cores sum the product that a node is.
     fn tiling(&self, node: &Node, product: &Product) -> Tiling {
-        self.tilings.tiling(&self.function.value(node.result()).name, product)
+        self.unsharded.tilings.tiling(&self.function.value(node.result()).name, product)
     }
 
     /// Writes a window of a value: in place, or into a copy of it.
@@ -512,33 +538,53 @@ impl<'a> Lower<'a> {
         self.store(value, [from, to], (dtype, add));
     }
 
-    fn into_routine(self) -> Routine {
+    /// Gives launches that need one a workspace.
+    fn add_workspaces(&mut self) {
+        for at in 0..self.instructions.len() {
+            let Instruction::Launch { kernel, workspace: None, .. } = self.instructions[at] else {
+                continue;
+            };
+            let bytes = self.table.workspace(kernel, self.unsharded.target);
+            let local = (bytes > 0).then(|| self.local(WORKSPACE.to_owned(), bytes));
+            if let Instruction::Launch { workspace, .. } = &mut self.instructions[at] {
+                *workspace = local.map(Ref::Local);
+            }
+        }
+    }
+
+    fn into_lowered(mut self) -> Lowered {
+        let unpadded = self.pad_rows();
+        self.add_workspaces();
         let function = self.function;
         let mut locals = self.locals;
         let frame_bytes = parts::place(&mut locals, &self.instructions);
-        let slot = |(value, rounded): (ValueId, Option<DType>)| {
+        let slot = |(at, (value, rounded)): (usize, (ValueId, Option<DType>))| {
             let ty = function.ty(value);
             let ty = rounded.map_or_else(|| ty.clone(), |dtype| ty.with_dtype(dtype));
-            let bytes = ty.bytes().expect("local sizes are bound");
-            (function.value(value).name.clone(), bytes)
+            let pitch = self.slots.padded.get(at).copied().flatten();
+            let padded = pitch.filter(|_| !unpadded.contains(&at));
+            let bytes = padded.map_or_else(|| ty.bytes(), |pitch| padded_bytes(&ty, pitch));
+            (function.value(value).name.clone(), bytes.expect("local sizes are bound"))
         };
         let results = function.results.iter().enumerate();
         let results = results.map(|(at, result)| (*result, self.slots.rounded(at)));
-        Routine {
+        let slots = function.params().map(|param| (param, None)).chain(results);
+        let routine = Routine {
             name: function.name.clone(),
-            slots: function.params().map(|param| (param, None)).chain(results).map(slot).collect(),
+            slots: slots.enumerate().map(slot).collect(),
             locals,
             frame_bytes,
             instructions: self.instructions,
-        }
+        };
+        Lowered { routine, unpadded }
     }
 }
 
 /// What an instruction reads and writes.
 pub fn touched(instruction: &Instruction) -> Vec<Ref> {
     match instruction {
-        Instruction::Launch { inputs, outputs, .. } => {
-            inputs.iter().chain(outputs).copied().collect()
+        Instruction::Launch { inputs, outputs, workspace, .. } => {
+            inputs.iter().chain(outputs).chain(workspace).copied().collect()
         }
         Instruction::Collective { input, output, .. } => vec![*input, *output],
     }
@@ -569,7 +615,7 @@ mod tests {
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
         let slots = Slots { adds: accumulate, ..Slots::default() };
-        let (own, decisions) = ((&function, &Module::default()), (None, &Tilings::default()));
+        let (own, decisions) = ((&function, &Module::default()), (None, &Unsharded::default()));
         let routine = lower_routine(own, decisions, slots, &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
@@ -582,7 +628,7 @@ mod tests {
             let Kernel::Rows(rows) = kernel else { panic!("{kernel} is no copy") };
             matches!(rows.outputs[..], [Output::Store { accumulate: true, .. }])
         };
-        routine.expect("it is lowered").instructions.iter().map(adds).collect()
+        routine.expect("it is lowered").routine.instructions.iter().map(adds).collect()
     }
 
     /// Who reads a result wants what was computed now, not what its slot held before.

@@ -8,19 +8,21 @@ use std::sync::Arc;
 use ir::autodiff::gradient_name;
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
-use ir::{DType, Function, Module};
+use ir::{DType, Function, Module, Target, ValueId};
+use kernels::pitch::Pitch;
 
 use crate::canonicalise::put_reduced_dims_last;
 use crate::chunk::{Chunks, Wide, cut_rows};
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
-use crate::lower::{KernelTable, Slots, lower_routine};
+use crate::lower::padded::pitch_of;
+use crate::lower::{KernelTable, Lowered, Slots, lower_routine};
 use crate::materialise::store_unfit_leaves;
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::refusal::Refusal;
-use crate::specialise::{Halves, specialise};
-use crate::tilings::Tilings;
+use crate::specialise::{Halves, Source, specialise};
+use crate::unsharded::Unsharded;
 
 /// What a plan decides about a call of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -74,10 +76,7 @@ struct Cut {
     /// The local gradient function.
     local: usize,
     keep: Keep,
-    /// What runs in pieces.
-    wide: Wide,
-    /// How products are summed.
-    tilings: Tilings,
+    unsharded: Unsharded,
 }
 
 /// What the routines of a layer depend on.
@@ -108,8 +107,9 @@ pub struct Layers<'m> {
     fused: Vec<Arc<FusedLayer>>,
     cuts: BTreeMap<Cut, usize>,
     layers: BTreeMap<Variant, Arc<Layer>>,
-    /// Routines of what only runs forward, by local function, added results, pieces and tilings.
-    forward: BTreeMap<(usize, Vec<bool>, (Wide, Tilings)), Arc<Routine>>,
+    /// Routines of what only runs forward, by local function, added results and what all ranks
+    /// decide alike.
+    forward: BTreeMap<(usize, Vec<bool>, Unsharded), Arc<Routine>>,
 }
 
 impl<'m> Layers<'m> {
@@ -190,8 +190,7 @@ impl<'m> Layers<'m> {
         }
         let LayerDecisions { shardings, keep } = decisions;
         let local = self.local(&gradient, shardings, place)?;
-        let (wide, tilings) = self.wholes(&gradient, place);
-        let cut = Cut { local, keep, wide, tilings };
+        let cut = Cut { local, keep, unsharded: self.unsharded(&gradient, place) };
         if let Some(there) = self.cuts.get(&cut) {
             return Ok(*there);
         }
@@ -218,27 +217,23 @@ impl<'m> Layers<'m> {
         adds: &[bool],
     ) -> Result<(Arc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
-        let wholes = self.wholes(name, place);
+        let unsharded = self.unsharded(name, place);
         let Local { function, module, .. } = &self.locals[local];
-        let key = (local, adds.to_vec(), wholes);
+        let key = (local, adds.to_vec(), unsharded);
         if let Some(there) = self.forward.get(&key) {
             return Ok((Arc::clone(there), function));
         }
         let own = (function, module);
-        let decisions = (&key.2.0, &key.2.1);
-        let made = Arc::new(routine_in_pieces(own, decisions, adds, &[], &mut self.table)?);
+        let made = Arc::new(routine_in_pieces(own, &key.2, adds, &[], &mut self.table)?);
         self.forward.insert(key, Arc::clone(&made));
         Ok((made, function))
     }
 
-    /// What follows from a whole function, whose sizes were bound for a place: its wide values, and
-    /// the tilings of its products.
-    fn wholes(&self, name: &str, place: Place) -> (Wide, Tilings) {
+    /// What follows from a whole function, whose sizes were bound for a place.
+    fn unsharded(&self, name: &str, place: Place) -> Unsharded {
         let bound = self.bound.get(&(place.microbatch_size * place.sizes[0]));
-        let Some(function) = bound.and_then(|bound| bound.function(name)) else {
-            return Default::default();
-        };
-        (Wide::of_ranks(function, place.sizes), Tilings::of(function, place.target))
+        let function = bound.and_then(|bound| bound.function(name));
+        function.map_or_else(Unsharded::default, |function| Unsharded::of(function, place))
     }
 
     /// The local function of a place.
@@ -285,12 +280,37 @@ impl FusedLayer {
         let (param_count, primal_results) = (primal.param_count, primal.results.len());
         let ends = [param_count, primal_results];
         let halves = specialise(&local.function, &local.module, ends, cut.keep);
-        let fused = [&halves.forward, &halves.backward].map(|half| {
-            let decisions = (&cut.wide, &cut.tilings);
-            fused(half, &local.module, decisions)
-        });
+        let fused = [&halves.forward, &halves.backward]
+            .map(|half| fused(half, &local.module, &cut.unsharded));
         FusedLayer { halves: Arc::new(halves), fused }
     }
+}
+
+/// For each result of the forward half that is kept, the pitch of its rows, if they are padded.
+fn pitches(halves: &Halves, target: Option<Target>) -> Vec<Option<Pitch>> {
+    let Halves { forward, primal_results, .. } = halves;
+    let pitch = |(at, result): (usize, &ValueId)| {
+        pitch_of(forward.ty(*result), target).filter(|_| at >= *primal_results)
+    };
+    forward.results.iter().enumerate().map(pitch).collect()
+}
+
+/// The result that a parameter of the backward half is.
+fn kept(halves: &Halves, param: usize) -> Option<usize> {
+    match halves.backward_params.get(param) {
+        Some(Source::Kept(result)) => Some(*result),
+        Some(Source::Param(_)) | None => None,
+    }
+}
+
+/// The pitches of all slots of both halves.
+fn padded_slots(halves: &Halves, pitches: &[Option<Pitch>]) -> [Vec<Option<Pitch>>; 2] {
+    let front = std::iter::repeat_n(None, halves.forward.param_count);
+    let back = 0..halves.backward.param_count;
+    [
+        front.chain(pitches.iter().copied()).collect(),
+        back.map(|param| kept(halves, param).and_then(|result| pitches[result])).collect(),
+    ]
 }
 
 /// Lowers both halves of a layer.
@@ -311,13 +331,28 @@ fn lower_layer(
     let rounded: Vec<Option<DType>> = differentiable.iter().map(|p| variant.rounded[*p]).collect();
     let [front, back] = &fused.fused;
     let choices = [front.choice, back.choice];
-    let forward = front.lower(Slots { adds: &forward_adds, ..Slots::default() }, table);
-    let backward = back.lower(Slots { adds: &adds, rounded: &rounded, in_place: &[] }, table);
-    // What has no kernel in either half is said at once.
-    let (forward, backward) = match (forward, backward) {
-        (Ok(forward), Ok(backward)) => (forward, backward),
-        (Err(first), Err(second)) => return Err(first.and(&second)),
-        (Err(why), _) | (_, Err(why)) => return Err(why),
+    // Kept values have padded rows where both halves can read and write them.
+    let mut pitches = pitches(&halves, front.unsharded.target);
+    let (forward, backward) = loop {
+        let [of_front, of_back] = padded_slots(&halves, &pitches);
+        let slots = Slots { adds: &forward_adds, padded: &of_front, ..Slots::default() };
+        let forward = front.lower(slots, table);
+        let slots = Slots { adds: &adds, rounded: &rounded, padded: &of_back, in_place: &[] };
+        let backward = back.lower(slots, table);
+        // What has no kernel in either half is said at once.
+        let (forward, backward) = match (forward, backward) {
+            (Ok(forward), Ok(backward)) => (forward, backward),
+            (Err(first), Err(second)) => return Err(first.and(&second)),
+            (Err(why), _) | (_, Err(why)) => return Err(why),
+        };
+        let first = halves.forward.param_count;
+        let of_results = forward.unpadded.iter().map(|slot| Some(slot - first));
+        let of_params = backward.unpadded.iter().map(|slot| kept(&halves, *slot));
+        let left: Vec<usize> = of_results.chain(of_params).flatten().collect();
+        if left.is_empty() {
+            break (forward.routine, backward.routine);
+        }
+        left.into_iter().for_each(|result| pitches[result] = None);
     };
     Ok(Layer {
         name: primal.name.clone(),
@@ -343,21 +378,20 @@ pub fn routine(
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
-    let decisions = (&Wide::of(function), &Tilings::default());
-    routine_in_pieces((function, composites), decisions, accumulate, in_place, table)
+    let unsharded = Unsharded { wide: Wide::of(function, None), ..Unsharded::default() };
+    routine_in_pieces((function, composites), &unsharded, accumulate, in_place, table)
 }
 
-/// Lowers a function as [`routine`] does, with the values in `wide` computed in pieces of their
-/// rows, and products tiled as `tilings` says.
+/// Lowers a function as [`routine`] does, with what is decided for all ranks.
 pub(crate) fn routine_in_pieces(
     (function, composites): (&Function, &Module),
-    (wide, tilings): (&Wide, &Tilings),
+    unsharded: &Unsharded,
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
     let slots = Slots { adds: accumulate, in_place, ..Slots::default() };
-    fused(function, composites, (wide, tilings)).lower(slots, table)
+    Ok(fused(function, composites, unsharded).lower(slots, table)?.routine)
 }
 
 /// A function whose fusible nodes are calls of kernels.
@@ -370,24 +404,24 @@ pub struct Fused {
     /// What is known of the choice of kernels; none where there are too many nodes to tell.
     pub choice: Option<Choice>,
     chunks: Option<Chunks>,
-    tilings: Tilings,
+    unsharded: Unsharded,
 }
 
 impl Fused {
-    fn lower(&self, slots: Slots<'_>, table: &mut KernelTable) -> Result<Routine, Refusal> {
-        let Fused { function, module, chunks, tilings, .. } = self;
-        lower_routine((function, module), (chunks.as_ref(), tilings), slots, table)
+    fn lower(&self, slots: Slots<'_>, table: &mut KernelTable) -> Result<Lowered, Refusal> {
+        let Fused { function, module, chunks, unsharded, .. } = self;
+        lower_routine((function, module), (chunks.as_ref(), unsharded), slots, table)
             .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
     }
 }
 
 /// Groups the nodes of one local function.
-fn fused(function: &Function, composites: &Module, (wide, tilings): (&Wide, &Tilings)) -> Fused {
+fn fused(function: &Function, composites: &Module, unsharded: &Unsharded) -> Fused {
     let mut module = composites.clone();
     let mut function = function.clone();
     remove_empty_nodes(&mut function);
     ir::pass::remove_common_nodes(&mut function);
-    let chunks = match cut_rows(&function, composites, wide) {
+    let chunks = match cut_rows(&function, composites, &unsharded.wide) {
         Some((whole, chunks)) => {
             function = whole;
             Some(chunks)
@@ -396,6 +430,6 @@ fn fused(function: &Function, composites: &Module, (wide, tilings): (&Wide, &Til
     };
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
-    let (function, choice) = fuse(&function, &mut module);
-    Fused { function, module, choice, chunks, tilings: tilings.clone() }
+    let (function, choice) = fuse(&function, &mut module, unsharded.target);
+    Fused { function, module, choice, chunks, unsharded: unsharded.clone() }
 }

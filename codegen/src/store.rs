@@ -390,6 +390,20 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
+    /// The scratch memory of all calls at a position that share one, as large as the largest needs:
+    /// they run one after the other.
+    pub(crate) fn shared_frame(&mut self, name: &str, bytes: u64, position: usize) -> BufferId {
+        let is_it = |b: &Buffer| b.contents == Contents::Frame && b.name == name;
+        let Some(at) = self.buffers.iter().position(is_it) else {
+            return self.frame(name, bytes, position);
+        };
+        let there = &mut self.buffers[at];
+        if there.bytes < bytes {
+            (there.bytes, there.sizes) = (bytes, vec![bytes as usize]);
+        }
+        BufferId(at as u32)
+    }
+
     /// Loss sum, count and squared gradient norm.
     pub(crate) fn stats(&mut self) {
         let (start, dtype) = (self.end, self.precision.accumulate);

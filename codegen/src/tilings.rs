@@ -70,6 +70,7 @@ mod tests {
     use super::*;
     use crate::lower::{KernelTable, Slots, lower_routine};
     use crate::partition::{Place, Shardings, partition};
+    use crate::unsharded::Unsharded;
 
     /// `y = x w`.
     fn layer(rows: usize) -> (Module, Function) {
@@ -89,7 +90,8 @@ mod tests {
         let columns = || Sharding::new([(Axis::Tp, Layout::cut(1))]);
         let shardings: Shardings =
             ["w", "y"].map(|name| (name.to_owned(), columns())).into_iter().collect();
-        let whole = Tilings::of(&function, target);
+        let tilings = Tilings::of(&function, target);
+        let whole = Unsharded { target, tilings, ..Unsharded::default() };
         let of_rank = |rank: usize| {
             let (sizes, coordinates) = ([1, tp], [0, rank]);
             let place = Place { sizes, coordinates, microbatch_size: 1, target };

@@ -248,6 +248,9 @@ pub enum Instruction {
         inputs: Vec<Ref>,
         /// What it writes.
         outputs: Vec<Ref>,
+        /// The local in which its functions on a GPU pass on what others of them read: slices,
+        /// partial sums, copies of operands. It holds nothing before and nothing after.
+        workspace: Option<Ref>,
     },
     /// One collective.
     Collective {

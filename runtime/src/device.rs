@@ -8,16 +8,30 @@ use kernels::cpu::{Cpu, Prepared, View, ViewMut};
 
 /// Executes the launches of one rank, on its memory.
 pub trait Device: Send {
-    /// Runs one launch, and returns when its outputs are written.
+    /// Runs one launch, and returns when its outputs are written. The workspace is there where the
+    /// program was compiled for a target that needs one, and holds nothing.
     ///
     /// # Panics
     ///
     /// If an argument is missing or shorter than the kernel says: an invariant of the caller.
-    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]);
+    fn launch(
+        &mut self,
+        prepared: &mut Prepared,
+        inputs: &[View<'_>],
+        outputs: &[ViewMut<'_>],
+        workspace: Option<&ViewMut<'_>>,
+    );
 }
 
 impl Device for Cpu {
-    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
+    /// The workspace is for GPUs: scratch of CPUs lies beside the arena.
+    fn launch(
+        &mut self,
+        prepared: &mut Prepared,
+        inputs: &[View<'_>],
+        outputs: &[ViewMut<'_>],
+        _: Option<&ViewMut<'_>>,
+    ) {
         Cpu::launch(self, prepared, inputs, outputs);
     }
 }

@@ -95,7 +95,7 @@ impl Evaluation {
             let inputs: Vec<Range<usize>> = inputs.iter().map(range).collect();
             let outputs: Vec<Range<usize>> = outputs.iter().map(range).collect();
             let prepared = self.prepared.at_mut(0, at);
-            self.arena.launch(&mut self.cpu, prepared, &inputs, &outputs);
+            self.arena.launch(&mut self.cpu, prepared, [&inputs, &outputs], None);
         }
     }
 }

@@ -14,7 +14,8 @@ use ir::import::{DecodingOptions, Description, LogitsOf, decoding, preset, read_
 use ir::op::Operands;
 use ir::plan::Keep;
 use ir::precision::{Precision, Products};
-use ir::{DType, Mesh};
+use ir::program::Instruction;
+use ir::{DType, Mesh, Target};
 use kernels::cpu::{Prepared, View, ViewMut};
 use kernels::cuda::{
     Arch, Elements, Functions, TensorTile, Tile, device_prelude, functions, functions_for,
@@ -36,9 +37,15 @@ use crate::shim::{Library, compiler};
 struct Shim(Arc<Library>);
 
 impl Device for Shim {
-    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
+    fn launch(
+        &mut self,
+        prepared: &mut Prepared,
+        inputs: &[View<'_>],
+        outputs: &[ViewMut<'_>],
+        workspace: Option<&ViewMut<'_>>,
+    ) {
         let at = self.0.position(prepared.kernel()).expect("every kernel is in the library");
-        self.0.launch(at, prepared.scalars(), inputs, outputs, 0);
+        self.0.launch_with(at, prepared.scalars(), inputs, outputs, (workspace, 0));
     }
 }
 
@@ -111,7 +118,7 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     assert_eq!(told["archs"], serde_json::json!(["sm_80", "sm_90a"]));
     let kernels = told["kernels"].as_array().expect("a list");
     let launched = |kernel: &&serde_json::Value| kernel["launches"].as_u64() > Some(0);
-    assert!(kernels.iter().filter(launched).count() > 10, "{told:#}");
+    assert!(kernels.len() > 10 && kernels.iter().all(|kernel| launched(&kernel)), "{told:#}");
     for kernel in kernels {
         let by = kernel["routines"].as_object().expect("routines").values();
         let count: u64 = by.map(|count| count.as_u64().expect("a number")).sum();
@@ -195,17 +202,25 @@ impl Trained {
         description: &Description,
         mesh: (usize, usize),
         seq: usize,
-        precision: Precision,
+        (precision, arch): (Precision, Option<Arch>),
     ) -> Trained {
         let wanted = wanted(mesh.0, mesh.1);
         let (model, module) = prepared_as(description, seq, &precision);
         let planned = plan(&module, seq, precision.compute, wanted).expect("the mesh fits");
-        let plan = ir::Plan { precision, ..planned };
+        let target = arch.map_or(planned.target, |arch| Some(Target::Cuda(arch)));
+        let plan = ir::Plan { precision, target, ..planned };
         let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it compiles");
         let ids = Ids::of(&module, "loss");
         let samples = plan.global_batch_size();
         let classes = Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids });
         Trained { model, classes, samples, seq }
+    }
+
+    /// Whether launches have workspaces in frames.
+    fn has_workspaces(&self) -> bool {
+        let routines = self.classes.programs.iter().flat_map(|program| &program.routines);
+        let mut instructions = routines.flat_map(|routine| &routine.instructions);
+        instructions.any(|of| matches!(of, Instruction::Launch { workspace: Some(_), .. }))
     }
 
     /// A step on devices that the function makes; on the CPU where there is none.
@@ -233,7 +248,7 @@ impl Trained {
 
 /// Runs a step twice, and compares.
 fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize) {
-    let trained = Trained::new(description, mesh, seq, Precision::uniform(DType::F32));
+    let trained = Trained::new(description, mesh, seq, (Precision::uniform(DType::F32), None));
     let (loss, expected) = trained.step(None);
     let (found, values) = trained.step_by_text(name, functions);
     assert!((found - loss).abs() <= 1e-5 * loss, "{name}: {found}, not {loss}");
@@ -254,7 +269,9 @@ fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize
 /// those of F32 than twice the CPU's, and a little of them.
 fn check_narrow(name: &str, description: &Description, mesh: (usize, usize), dtype: DType) {
     let seq = 32;
-    let narrow = Trained::new(description, mesh, seq, Precision::training(dtype));
+    let narrow = (Precision::training(dtype), Some(Arch::Sm80));
+    let narrow = Trained::new(description, mesh, seq, narrow);
+    assert!(narrow.has_workspaces(), "{name}");
     let functions = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
     let by_matrices = |kernel: &Kernel| {
         let of_matrices = |f: &kernels::cuda::Function| matches!(f.tile, Tile::Tensor(_));
@@ -262,7 +279,8 @@ fn check_narrow(name: &str, description: &Description, mesh: (usize, usize), dty
     };
     let count = narrow.classes.kernels.iter().filter(|kernel| by_matrices(kernel)).count();
     assert!(count > 4, "{name}: {count} kernels multiply matrices of warps");
-    let exact = Trained::new(description, mesh, seq, Precision::uniform(DType::F32)).step(None);
+    let exact = (Precision::uniform(DType::F32), None);
+    let exact = Trained::new(description, mesh, seq, exact).step(None);
     let [cpu, text] = [narrow.step(None), narrow.step_by_text(name, functions)];
     let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
     for (weight, [want, _]) in &exact.1 {
@@ -453,6 +471,40 @@ fn every_launch_compiles_for_gpus() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// What a target decides, such as workspaces and padded rows, changes no bit: programs for GPUs
+/// that a CPU executes give what those for CPUs do.
+#[test]
+fn a_target_changes_no_bit() {
+    let config = r#"{"model_type": "gpt2", "vocab_size": 261, "n_positions": 64, "n_embd": 96,
+        "n_layer": 2, "n_head": 6}"#;
+    let gpt2 = read_config("config.json", config, "gpt2").expect("the config is read");
+    for (name, description, mesh, pitch) in [
+        ("gpt2", gpt2, (1, 1), 272),
+        ("llama", llama(), (1, 1), 272),
+        // 130 and 129 words.
+        ("llama-2-2", llama(), (2, 2), 144),
+    ] {
+        let step = |arch: Option<Arch>| {
+            let kinds = (Precision::training(DType::BF16), arch);
+            let trained = Trained::new(&description, mesh, 32, kinds);
+            let is_padded = |kernel: &Kernel| match kernel {
+                Kernel::Product(p) => p.m.iter().any(|of| of.c == pitch),
+                Kernel::Products(p) => {
+                    let mut rows = p.parts.iter().flat_map(|part| &part.product.m);
+                    rows.any(|of| of.c == pitch)
+                }
+                _ => false,
+            };
+            let is_padded = trained.classes.kernels.iter().any(is_padded);
+            assert_eq!(is_padded, arch.is_some(), "{name}");
+            trained.step(None)
+        };
+        let [(loss, wanted), (found, values)] = [None, Some(Arch::Sm90a)].map(step);
+        assert_eq!(found.to_bits(), loss.to_bits(), "{name}");
+        assert_eq!(values, wanted, "{name}");
+    }
+}
+
 /// The same kernel with products that read TF32, if its operands are of F32.
 fn reading_tf32(kernel: &Kernel) -> Option<Kernel> {
     let Kernel::Product(product) = kernel else { return None };
@@ -470,8 +522,8 @@ fn is_rounded(tile: &Tile) -> bool {
 /// Returns the largest distance relative to the gradient's norm.
 fn check_rounded(name: &str, description: &Description, mesh: (usize, usize)) -> f64 {
     let single = Precision { products: Products::Tf32, ..Precision::uniform(DType::F32) };
-    let [exact, trained] = [Precision::uniform(DType::F64), single]
-        .map(|precision| Trained::new(description, mesh, 32, precision));
+    let [exact, trained] = [(Precision::uniform(DType::F64), None), (single, Some(Arch::Sm80))]
+        .map(|kinds| Trained::new(description, mesh, 32, kinds));
     let functions = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
     let has_rounded = |kernel: &&Kernel| {
         functions(kernel).functions.iter().any(|function| is_rounded(&function.tile))

@@ -169,7 +169,7 @@ fn answers_have_the_memory_of_their_programs() {
         let memory = &found["memory"];
         assert_eq!(memory["from"], "compiled", "{fixed}: {memory:#}");
         let line = "compile gpt2-mini --ranks 4 --gbs 8 --seq 32 --dtype bf16 --plan x.plan";
-        let compiled = scratch.json(&format!("{line} -o x.gtl --json"));
+        let compiled = scratch.json(&format!("{line} --arch sm_90a -o x.gtl --json"));
         let arenas = compiled["report"]["arena_bytes"].as_array().expect("one a class");
         let most = arenas.iter().map(bytes).max();
         assert_eq!(Some(bytes(&memory["arena_bytes"])), most, "{fixed}");

@@ -9,8 +9,9 @@ use codegen::leaf::is_leaf;
 use codegen::tile::lower_kernel;
 use ir::build::Builder;
 use ir::op::{Binary, Combiner, Op, Unary};
-use ir::rewrite::price::Work;
-use ir::{DType, Dim, Function, Kind, Module, TensorType, ValueId};
+use ir::rewrite::price::{Work, launch_bytes};
+use ir::target::Arch;
+use ir::{DType, Dim, Function, Kind, Module, Target, TensorType, ValueId};
 use kernels::{Kernel, price};
 
 use crate::draws::{Draws, seeds};
@@ -169,12 +170,13 @@ struct Enumeration<'f> {
     /// For each node, the values that it reads, which are no leaves.
     reads: Vec<BTreeSet<ValueId>>,
     fits: BTreeMap<Vec<usize>, bool>,
+    launch_bytes: u64,
     best: u64,
     legal: usize,
 }
 
 impl Enumeration<'_> {
-    fn new<'f>(function: &'f Function, items: Vec<usize>) -> Enumeration<'f> {
+    fn new<'f>(function: &'f Function, items: Vec<usize>, launch_bytes: u64) -> Enumeration<'f> {
         let producers = function.producers();
         let reads = |operands: &[ValueId]| {
             let (mut found, mut work) = (BTreeSet::new(), operands.to_vec());
@@ -189,7 +191,8 @@ impl Enumeration<'_> {
             found
         };
         let reads = function.nodes.iter().map(|node| reads(&node.operands)).collect();
-        Enumeration { function, items, reads, fits: BTreeMap::new(), best: u64::MAX, legal: 0 }
+        let (fits, best, legal) = (BTreeMap::new(), u64::MAX, 0);
+        Enumeration { function, items, reads, fits, launch_bytes, best, legal }
     }
 
     /// All ways to put the items from one on into groups.
@@ -217,7 +220,7 @@ impl Enumeration<'_> {
             return;
         }
         self.legal += 1;
-        self.best = self.best.min(self.work(groups).price());
+        self.best = self.best.min(self.work(groups).price_at(self.launch_bytes));
     }
 
     /// Whether groups and all other nodes can be computed one after the other.
@@ -284,10 +287,12 @@ fn computed(function: &Function, module: &Module) -> Vec<usize> {
 fn compare_with_all(draw: fn(&mut Draws) -> Function, functions: u64) -> [usize; 3] {
     let (mut looked, mut legal, mut better) = (0, 0, 0);
     for seed in seeds(functions) {
-        let mut function = draw(&mut Draws::new(seed));
+        let mut draws = Draws::new(seed);
+        let mut function = draw(&mut draws);
         ir::pass::remove_dead_nodes(&mut function);
         let mut module = Module::new("m");
-        let (fused, choice) = fuse(&function, &mut module);
+        let target = (draws.below(2) == 0).then_some(Target::Cuda(Arch::Sm90a));
+        let (fused, choice) = fuse(&function, &mut module, target);
         let choice = choice.expect("there are few nodes");
         let items = computed(&function, &module);
         assert!(items.len() <= NODES_MAX, "SEED={seed}");
@@ -297,7 +302,7 @@ fn compare_with_all(draw: fn(&mut Draws) -> Function, functions: u64) -> [usize;
         let (work, moved) = price_of(&fused, &module);
         assert_eq!(choice.work, work, "SEED={seed}\n{function}");
         assert!(moved <= work.bytes, "SEED={seed}: kernels move {moved}, not {}", work.bytes);
-        let mut all = Enumeration::new(&function, items);
+        let mut all = Enumeration::new(&function, items, launch_bytes(target));
         all.each(0, &mut Vec::new());
         let (found, best) = (choice.price(), all.best);
         assert_eq!(found, best, "SEED={seed}: {choice:?}\n{function}\n{fused}");
@@ -336,7 +341,7 @@ fn a_layer_of_products_alone_has_no_gap() {
     let [x, w] = ["x", "w"].map(|name| b.param(name, TensorType::of(DType::F32, &[8, 8])));
     let y = b.contract("y", "ij,jk->ik", x, w);
     let function = b.into_function(&[y]);
-    let choice = fuse(&function, &mut module).1.expect("there are few nodes");
+    let choice = fuse(&function, &mut module, None).1.expect("there are few nodes");
     assert_eq!(choice.gap(), 0.0, "{choice:?}");
 }
 

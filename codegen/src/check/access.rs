@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ir::program::Instruction;
-use ir::{DType, Program};
+use ir::{DType, Program, Target};
 use kernels::arguments::Argument;
-use kernels::rows::{Access, Output, Rows};
-use kernels::{Kernel, Product, ProductPart};
+use kernels::rows::{Access, Instr, Output, Rows};
+use kernels::{Kernel, Product, ProductPart, Source, price};
 
 /// More runs of bytes than this are taken for the range from the first to the last. Chosen: a
 /// concatenation along the last dim of a batch of rows has one per row.
@@ -33,19 +33,33 @@ pub(super) struct Effects {
 pub(super) struct AllEffects<'a> {
     /// By kernel and scalars.
     effects: BTreeMap<(usize, &'a [i64]), Effects>,
+    /// By kernel, the bytes of its workspace; none where there is no such local.
+    workspaces: BTreeMap<usize, u64>,
 }
 
 impl<'a> AllEffects<'a> {
-    pub(super) fn of(programs: &'a [Program], kernels: &[Kernel]) -> AllEffects<'a> {
-        let mut effects = BTreeMap::new();
+    pub(super) fn of(
+        programs: &'a [Program],
+        kernels: &[Kernel],
+        target: Option<Target>,
+    ) -> AllEffects<'a> {
+        let on_gpus = target.filter(|target| target.arch().is_some());
+        let (mut effects, mut workspaces) = (BTreeMap::new(), BTreeMap::new());
         let routines = programs.iter().flat_map(|program| &program.routines);
         for instruction in routines.flat_map(|routine| &routine.instructions) {
             if let Instruction::Launch { kernel, scalars, .. } = instruction {
                 let of = || self::effects(&kernels[*kernel].bind(scalars));
                 effects.entry((*kernel, &scalars[..])).or_insert_with(of);
+                let bytes = || price::workspace(&kernels[*kernel], on_gpus, 1).0;
+                workspaces.entry(*kernel).or_insert_with(|| on_gpus.map_or(0, |_| bytes()));
             }
         }
-        AllEffects { effects }
+        AllEffects { effects, workspaces }
+    }
+
+    /// The bytes of the local that a kernel is passed as its workspace.
+    pub(super) fn workspace(&self, kernel: usize) -> u64 {
+        self.workspaces.get(&kernel).copied().unwrap_or(0)
     }
 
     /// Those of one launch.
@@ -55,17 +69,15 @@ impl<'a> AllEffects<'a> {
     }
 }
 
-/// The effects of a kernel that is bound to the scalars of a launch: reads are from the first
-/// element used to the last; writes are exact up to [`RUNS_MAX`].
+/// The effects of a kernel that is bound to the scalars of a launch, of products, fused loops and
+/// copies exact up to [`RUNS_MAX`]; other reads are from the first element used to the last.
 pub(super) fn effects(kernel: &Kernel) -> Effects {
-    let starts = first_elements(kernel);
-    let start = |at: usize| starts.get(at).copied().unwrap_or(0);
     let inputs = kernel.inputs();
     let read = |(at, argument): (usize, &Argument)| {
         let size = argument.dtype.size();
-        let run = start(at) as u64 * size..argument.len as u64 * size;
-        let runs = if run.is_empty() { Vec::new() } else { vec![run] };
-        Use { runs, dtype: argument.dtype, adds: false }
+        let elements = united(read(kernel, at, argument)).into_iter();
+        let runs = elements.map(|r| r.start as u64 * size..r.end as u64 * size);
+        Use { runs: runs.collect(), dtype: argument.dtype, adds: false }
     };
     let outputs = kernel.outputs();
     let write = |(at, argument): (usize, &Argument)| {
@@ -80,14 +92,17 @@ pub(super) fn effects(kernel: &Kernel) -> Effects {
     }
 }
 
-/// The first element that each input is read at, where that is not zero.
-fn first_elements(kernel: &Kernel) -> Vec<usize> {
+/// The elements of an input that are read.
+fn read(kernel: &Kernel, at: usize, argument: &Argument) -> Vec<Range<usize>> {
     match kernel {
-        Kernel::Rows(r) => r.inputs.iter().map(|i| i.access.offset).collect(),
-        Kernel::Copy(c) => vec![c.source_offset.bound() as usize],
-        Kernel::Product(_)
-        | Kernel::Products(_)
-        | Kernel::Attention(_)
+        Kernel::Product(p) => factor(p, at),
+        Kernel::Products(p) => p.parts.iter().flat_map(|part| of_part(part, at)).collect(),
+        Kernel::Rows(r) => loaded(r, at, argument),
+        Kernel::Copy(c) => {
+            let loops = c.loops.iter().map(|l| (l.size, l.source)).collect();
+            runs(loops, c.source_offset.bound() as usize)
+        }
+        Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
@@ -96,8 +111,76 @@ fn first_elements(kernel: &Kernel) -> Vec<usize> {
         | Kernel::Rope(_)
         | Kernel::Place(_)
         | Kernel::Take(_)
-        | Kernel::Fill(_) => Vec::new(),
+        | Kernel::Fill(_) => std::iter::once(0..argument.len).collect(),
     }
+}
+
+/// The elements of `a` or of `b`, by number. Borders leave out some of what loops reach.
+fn factor(p: &Product, at: usize) -> Vec<Range<usize>> {
+    let strides = |a: usize, b: usize| if at == 0 { a } else { b };
+    let mut loops: Vec<(usize, usize)> =
+        p.batch.iter().map(|l| (l.size, strides(l.a, l.b))).collect();
+    loops.extend(p.k.iter().map(|l| (l.size, strides(l.a, l.b))));
+    match at {
+        0 => loops.extend(p.m.iter().map(|l| (l.size, l.a))),
+        _ => loops.extend(p.n.iter().map(|l| (l.size, l.b))),
+    }
+    if at == 1 && !p.borders.is_empty() {
+        let inputs = Kernel::Product(p.clone()).inputs();
+        return std::iter::once(0..inputs[1].len).collect();
+    }
+    runs(loops, 0)
+}
+
+/// The elements of an operand that one of several products reads, in any of its roles.
+fn of_part(part: &ProductPart, operand: usize) -> Vec<Range<usize>> {
+    let p = &part.product;
+    let mut all = Vec::new();
+    for (at, number) in [part.a, part.b].into_iter().enumerate() {
+        if number == operand {
+            all.extend(factor(p, at));
+        }
+    }
+    if part.bias == Some(operand) {
+        all.push(0..p.sizes()[2]);
+    }
+    if part.addend == Some(operand) {
+        all.extend(multiplied(p).0);
+    }
+    if let Some(then) = &part.then {
+        let inputs = then.rows.inputs.iter().zip(&then.inputs);
+        let here = inputs.filter(|(_, source)| **source == Source::Operand(operand));
+        all.extend(here.flat_map(|(input, _)| accessed(&then.rows, &input.access)));
+    }
+    all
+}
+
+fn loaded(r: &Rows, at: usize, argument: &Argument) -> Vec<Range<usize>> {
+    let is_key = |instr: &Instr| matches!(instr, Instr::Random(draw) if draw.key == at);
+    match r.instrs.iter().any(is_key) {
+        true => std::iter::once(0..argument.len).collect(),
+        false => accessed(r, &r.inputs[at].access),
+    }
+}
+
+fn accessed(r: &Rows, access: &Access) -> Vec<Range<usize>> {
+    let mut loops = row_loops(access, r.rows);
+    loops.push((r.cols, access.col_stride));
+    runs(loops, access.offset)
+}
+
+/// Runs in order, those that meet as one.
+fn united(mut runs: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    runs.retain(|run| !run.is_empty());
+    runs.sort_by_key(|run| (run.start, run.end));
+    let mut all: Vec<Range<usize>> = Vec::new();
+    for run in runs {
+        match all.last_mut() {
+            Some(last) if run.start <= last.end => last.end = last.end.max(run.end),
+            _ => all.push(run),
+        }
+    }
+    all
 }
 
 /// The elements of an output that are written, and whether they are added to.
@@ -185,7 +268,7 @@ fn runs(mut loops: Vec<(usize, usize)>, offset: usize) -> Vec<Range<usize>> {
     if loops.iter().any(|(size, _)| *size == 0) {
         return Vec::new();
     }
-    loops.retain(|(size, _)| *size > 1);
+    loops.retain(|(size, stride)| *size > 1 && *stride > 0);
     loops.sort_by_key(|(_, stride)| *stride);
     let mut run = 1;
     let mut outer = Vec::new();

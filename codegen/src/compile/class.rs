@@ -16,6 +16,7 @@ use super::{Compiler, Ends};
 use crate::calls::{Call, Calls, Operand};
 use crate::crossing::{crossing, gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
+use crate::executable::executed_target;
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::refusal::Refusal;
@@ -102,7 +103,7 @@ impl<'a> Class<'a> {
             sizes: [plan.mesh.dp, plan.mesh.tp],
             coordinates: [0, tensor],
             microbatch_size: plan.microbatch_size,
-            target: plan.target,
+            target: executed_target(plan),
         };
         let crossing = crossings(calls, plan, stage);
         let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);

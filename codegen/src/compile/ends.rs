@@ -35,7 +35,7 @@ impl AllEnds {
         let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
-        let of_plan = (plan.mesh, plan.optimizer, plan.precision, shards(plan));
+        let of_plan = (plan.mesh, plan.optimizer, plan.precision, plan.target, shards(plan));
         let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, &plan.precision)));
         let key = key.expect("these are numbers and lists");
         if let Some(there) = self.0.get(&key) {

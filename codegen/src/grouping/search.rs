@@ -201,8 +201,9 @@ impl Problem<'_> {
     pub(crate) fn solve(&self, given: Vec<Mask>) -> (Vec<Mask>, Choice) {
         let order = self.order();
         let levels = self.levels(&order);
-        let root = State::EMPTY.least(self, &levels[0]).price();
-        let greedy = self.work(&given).price();
+        let price = |work: Work| work.price_at(self.launch_bytes);
+        let root = price(State::EMPTY.least(self, &levels[0]));
+        let greedy = price(self.work(&given));
         let mut search = Search {
             problem: self,
             order,
@@ -217,7 +218,8 @@ impl Problem<'_> {
         search.assign(0, &State::EMPTY);
         let Search { best: (price, groups), tries, is_cut, .. } = search;
         let bound = if is_cut { root } else { price };
-        let choice = Choice { work: self.work(&groups), greedy, bound, tries };
+        let (work, launch_bytes) = (self.work(&groups), self.launch_bytes);
+        let choice = Choice { work, launch_bytes, greedy, bound, tries };
         (groups, choice)
     }
 }
@@ -252,7 +254,8 @@ impl Search<'_, '_> {
         let problem = self.problem;
         let Some(at) = self.order.get(assigned).copied() else {
             let launches = state.groups.len() as u64;
-            let price = Work { launches, bytes: state.settled, ..Work::default() }.price();
+            let work = Work { launches, bytes: state.settled, ..Work::default() };
+            let price = work.price_at(problem.launch_bytes);
             if price < self.best.0 {
                 self.best = (price, state.groups.iter().map(|group| group.items).collect());
             }
@@ -270,7 +273,7 @@ impl Search<'_, '_> {
             let Some(next) = state.with(problem, level, at, place) else { continue };
             self.tries += 1;
             self.pairs += next.groups.len() * next.groups.len();
-            let least = next.least(problem, level).price();
+            let least = next.least(problem, level).price_at(problem.launch_bytes);
             if least < self.best.0 {
                 children.push((least, next));
             }

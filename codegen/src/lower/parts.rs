@@ -114,6 +114,7 @@ mod tests {
             scalars: Vec::new(),
             inputs: inputs.iter().map(|at| Ref::Local(*at)).collect(),
             outputs: vec![Ref::Local(output)],
+            workspace: None,
         };
         let steps = [launch(&[], 0), launch(&[0], 1), launch(&[1], 2), launch(&[1], 4)];
         assert_eq!(place(&mut locals, &steps), 320);
@@ -179,6 +180,7 @@ mod tests {
                 scalars: Vec::new(),
                 inputs: vec![Ref::Local(*from as u32)],
                 outputs: vec![Ref::Local(*to as u32)],
+                workspace: None,
             };
             let bytes = place(&mut locals, &touched.iter().map(launch).collect::<Vec<_>>());
             let sum: u64 = locals.iter().filter(|l| l.within.is_none()).map(|l| l.bytes).sum();

@@ -9,7 +9,6 @@ use kernels::{Kernel, Offset};
 
 use super::Lower;
 use crate::catalogue::{cut, loops_of, row_major};
-use crate::chunk::Wide;
 use crate::refusal::Refusal;
 use crate::routines::routine_in_pieces;
 use crate::scalars::Scalars;
@@ -27,9 +26,8 @@ impl Lower<'_> {
         body.name.clone_from(function);
         let [first, later] = [first, later].map(|adds| {
             // A piece is not cut again.
-            let whole = Wide::default();
-            let decisions = (&whole, self.tilings);
-            routine_in_pieces((&body, self.module), decisions, &adds, &[], self.table)
+            let unsharded = self.unsharded.without_pieces();
+            routine_in_pieces((&body, self.module), &unsharded, &adds, &[], self.table)
         });
         let (first, later) = (first?, later?);
         for piece in 0..chunks.count {
@@ -123,8 +121,9 @@ impl Lower<'_> {
         for instruction in &routine.instructions {
             let mut instruction = instruction.clone();
             match &mut instruction {
-                Instruction::Launch { inputs, outputs, .. } => {
-                    inputs.iter_mut().chain(outputs).for_each(|there| *there = own(there));
+                Instruction::Launch { inputs, outputs, workspace, .. } => {
+                    let touched = inputs.iter_mut().chain(outputs).chain(workspace);
+                    touched.for_each(|there| *there = own(there));
                 }
                 Instruction::Collective { input, output, .. } => {
                     (*input, *output) = (own(input), own(output));

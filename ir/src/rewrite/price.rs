@@ -11,17 +11,30 @@ use crate::dim::{Bindings, Dim};
 use crate::infer::infer;
 use crate::module::Module;
 use crate::op::Op;
+use crate::target::Target;
 use crate::types::TensorType;
 
 /// Bytes that could be moved while a kernel is launched. A GPU moves some MiB, a processor core
 /// some 10 KiB in that time.
 const LAUNCH_BYTES: u64 = 1 << 18;
 
+/// The same of a GPU: three microseconds at some 3 TB/s.
+const LAUNCH_BYTES_OF_GPUS: u64 = 8 << 20;
+
 /// Elementwise operations in the time of one byte.
 const FLOPS_PER_BYTE: u64 = 4;
 
 /// Operations of products in the time of one byte.
 const PRODUCT_FLOPS_PER_BYTE: u64 = 64;
+
+/// Bytes that a target could move while a kernel is launched. CPUs, whose threads are woken for it,
+/// have the price that is asked where there is no target yet.
+pub fn launch_bytes(target: Option<Target>) -> u64 {
+    match target {
+        Some(Target::Cuda(_)) => LAUNCH_BYTES_OF_GPUS,
+        Some(Target::Cpu(_)) | None => LAUNCH_BYTES,
+    }
+}
 
 /// What a symbol such as `B` is taken for.
 const SYMBOL: i64 = 8;
@@ -40,10 +53,16 @@ pub struct Work {
 }
 
 impl Work {
-    /// The price of it: one more than nothing, so that of equal choices the smaller one wins.
+    /// The price of it on no device: one more than nothing, so that of equal choices the smaller
+    /// one wins.
     pub fn price(self) -> Price {
+        self.price_at(LAUNCH_BYTES)
+    }
+
+    /// The price of it where a launch counts as so many [bytes](launch_bytes).
+    pub fn price_at(self, launch_bytes: u64) -> Price {
         let others = self.flops.saturating_sub(self.product_flops);
-        1 + self.launches * LAUNCH_BYTES
+        1 + self.launches * launch_bytes
             + self.bytes
             + others / FLOPS_PER_BYTE
             + self.product_flops / PRODUCT_FLOPS_PER_BYTE

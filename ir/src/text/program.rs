@@ -98,7 +98,7 @@ fn print_routine(f: &mut fmt::Formatter<'_>, at: usize, routine: &Routine) -> fm
 
 fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> fmt::Result {
     match instruction {
-        Instruction::Launch { kernel, scalars, inputs, outputs } => {
+        Instruction::Launch { kernel, scalars, inputs, outputs, workspace } => {
             write!(f, "    launch k{kernel}")?;
             if !scalars.is_empty() {
                 write!(f, " [{}]", list(scalars))?;
@@ -106,6 +106,7 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
             inputs.iter().try_for_each(|input| write!(f, " {}", RefText(*input)))?;
             f.write_str(" ->")?;
             outputs.iter().try_for_each(|output| write!(f, " {}", RefText(*output)))?;
+            workspace.iter().try_for_each(|local| write!(f, " workspace {}", RefText(*local)))?;
             writeln!(f)
         }
         Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output } => {

@@ -216,7 +216,8 @@ fn instruction(r: &mut Draws) -> Instruction {
     if r.coin() {
         let (inputs, outputs) = (some(r, 4, reference), some(r, 3, reference));
         let scalars = some(r, 3, |r| r.below(99) as i64 - 9);
-        return Instruction::Launch { kernel: r.below(99), scalars, inputs, outputs };
+        let workspace = r.coin().then(|| reference(r));
+        return Instruction::Launch { kernel: r.below(99), scalars, inputs, outputs, workspace };
     }
     let (outer, inner) = (r.below(9), r.below(9));
     let counts = some(r, 4, |r| r.below(99));

@@ -42,10 +42,18 @@ impl ProgramCheck<'_> {
         let mut all = BTreeSet::new();
         for instruction in &routine.instructions {
             match instruction {
-                Instruction::Launch { kernel, inputs, outputs, .. } => {
+                Instruction::Launch { kernel, inputs, outputs, workspace, .. } => {
                     let Some(kernel) = self.kernels.get(*kernel) else { continue };
                     let in_place = kernel.in_place();
                     let whole = |value: &Ref| Place::of(*value, u64::MAX);
+                    if let Some(workspace) = workspace {
+                        let apart = |other| Apart {
+                            written: whole(workspace),
+                            other: whole(other),
+                            in_place: false,
+                        };
+                        all.extend(inputs.iter().chain(outputs).map(apart));
+                    }
                     for (at, output) in outputs.iter().enumerate() {
                         let pair = |other: &Ref, in_place: bool| Apart {
                             written: whole(output),

@@ -37,13 +37,14 @@ impl ProgramCheck<'_> {
 
     fn instruction(&self, routine: &Routine, instruction: &Instruction) -> Fitting {
         match instruction {
-            Instruction::Launch { kernel, scalars, inputs, outputs } => {
+            Instruction::Launch { kernel, scalars, inputs, outputs, workspace } => {
                 let there = self.kernels.get(*kernel).zip(self.scalars.get(*kernel));
                 let (kernel, ranges) =
                     there.ok_or_else(|| ("E2104", "no such kernel".to_owned()))?;
                 admit(ranges, scalars).map_err(|why| ("E2106", why))?;
                 arguments(routine, &kernel.inputs(), inputs, "input")?;
-                arguments(routine, &kernel.outputs(), outputs, "output")
+                arguments(routine, &kernel.outputs(), outputs, "output")?;
+                workspace.map_or(Ok(()), |there| is_local(routine, there))
             }
             Instruction::Collective {
                 exchange,
@@ -179,6 +180,18 @@ fn holds(routine: &Routine, value: Ref, elements: usize, dtype: DType) -> Fittin
         return Err(("E2108", headline));
     }
     Ok(())
+}
+
+/// Whether a workspace is a local that is no part of another.
+fn is_local(routine: &Routine, workspace: Ref) -> Fitting {
+    extent(routine, workspace)?;
+    let Ref::Local(at) = workspace else {
+        return Err(("E2106", "a workspace is no local".to_owned()));
+    };
+    match routine.locals[at as usize].within {
+        None => Ok(()),
+        Some(_) => Err(("E2106", "a workspace is a part of another local".to_owned())),
+    }
 }
 
 fn arguments(routine: &Routine, wanted: &[Argument], passed: &[Ref], what: &str) -> Fitting {

@@ -1,6 +1,9 @@
 //! Device functions: what one is launched with, what it computes, and its text.
 
 use std::fmt;
+use std::ops::Range;
+
+use ir::program::aligned;
 
 use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, line, whole};
@@ -18,9 +21,20 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Bytes of all workspaces.
+    /// Bytes of the memory that holds all workspaces.
     pub fn workspace(&self) -> Bytes {
-        Bytes(self.workspaces.iter().sum())
+        Bytes(self.workspace_ranges().last().map_or(0, |last| aligned(last.end)))
+    }
+
+    /// Which bytes of that memory each workspace is: one after the other, each aligned.
+    pub fn workspace_ranges(&self) -> Vec<Range<u64>> {
+        let mut end = 0;
+        let range = |bytes: &u64| {
+            let start = aligned(end);
+            end = start + bytes;
+            start..end
+        };
+        self.workspaces.iter().map(range).collect()
     }
 }
 

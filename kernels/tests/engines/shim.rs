@@ -132,6 +132,18 @@ impl Library {
         outputs: &[ViewMut<'_>],
         seed: u64,
     ) {
+        self.launch_with(at, scalars, inputs, outputs, (None, seed));
+    }
+
+    /// As [`Library::launch`], with workspaces in a memory that is given.
+    pub(crate) fn launch_with(
+        &self,
+        at: usize,
+        scalars: &[i64],
+        inputs: &[View<'_>],
+        outputs: &[ViewMut<'_>],
+        (memory, seed): (Option<&ViewMut<'_>>, u64),
+    ) {
         let Compiled { kernel, functions, launchers } = &self.kernels[at];
         let (wanted_inputs, wanted_outputs) = (kernel.inputs(), kernel.outputs());
         assert_eq!((inputs.len(), outputs.len()), (wanted_inputs.len(), wanted_outputs.len()));
@@ -144,14 +156,20 @@ impl Library {
         if let Some(gpu) = &self.gpu {
             return gpu.launch(at, scalars, inputs, outputs);
         }
-        let words = |bytes: &u64| vec![u64::MAX; bytes.div_ceil(8) as usize];
-        let mut workspaces: Vec<Vec<u64>> = functions.workspaces.iter().map(words).collect();
+        let bytes = functions.workspace().0 as usize;
+        let mut own = vec![u64::MAX; if memory.is_none() { bytes.div_ceil(8) } else { 0 }];
+        assert!(memory.is_none_or(|memory| memory.len() == bytes), "{kernel:?}: {bytes}");
+        let start: *mut u8 = memory.map_or(own.as_mut_ptr().cast(), ViewMut::as_ptr);
+        let workspaces = functions.workspace_ranges();
         for (function, launcher) in functions.functions.iter().zip(launchers) {
             let address = |buffer: Buffer| -> *mut c_void {
                 match buffer {
                     Buffer::Input(at) => inputs[at].as_ptr().cast_mut().cast(),
                     Buffer::Output(at) => outputs[at].as_ptr().cast(),
-                    Buffer::Workspace(at) => workspaces[at].as_mut_ptr().cast(),
+                    Buffer::Workspace(at) => {
+                        // SAFETY: the memory is as long as all workspaces.
+                        unsafe { start.add(workspaces[at].start as usize) }.cast()
+                    }
                 }
             };
             let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();

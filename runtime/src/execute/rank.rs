@@ -267,13 +267,15 @@ impl Runner {
             self.at = (step, Some(position));
             let start = Instant::now();
             match instruction {
-                Instruction::Launch { inputs, outputs, .. } => {
+                Instruction::Launch { inputs, outputs, workspace, .. } => {
                     self.inputs.clear();
                     self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
                     self.outputs.clear();
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
                     let prepared = self.launches.at_mut(index, position);
-                    seat.arena.launch(&mut *self.device, prepared, &self.inputs, &self.outputs);
+                    let workspace = workspace.map(|there| call.range(there));
+                    let arguments = [&self.inputs[..], &self.outputs[..]];
+                    seat.arena.launch(&mut *self.device, prepared, arguments, workspace);
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
                         self.examine(index, (step, position), &seat.arena);
                     }

@@ -95,6 +95,7 @@ fn pipeline(stages: usize, count: usize) -> Classes {
             scalars: Vec::new(),
             inputs: vec![Ref::Slot(0), Ref::Slot(1)],
             outputs: vec![Ref::Slot(2)],
+            workspace: None,
         };
         let call = |from, to| Step::Call { routine: 0, slots: vec![from, two, to], frame: None };
         let (is_first, is_last) = (stage == 0, stage == stages - 1);
@@ -315,6 +316,6 @@ fn a_copy_between_buffers_of_other_sizes_uses_their_starts() {
     arena.bytes_mut(0..8).copy_from_slice(&[1_f32, 2.0].map(f32::to_le_bytes).concat());
     let mut cpu = kernels::cpu::Cpu::new(1);
     let mut copy = Prepared::new(&Kernel::Copy(copy), &[]);
-    arena.launch(&mut cpu, &mut copy, &[0..64], &[64..128]);
+    arena.launch(&mut cpu, &mut copy, [&[0..64], &[64..128]], None);
     assert_eq!(arena.bytes(64..76), [1_f32, 0.0, 2.0].map(f32::to_le_bytes).concat());
 }

@@ -143,7 +143,7 @@ fn program(
 /// A launch of a kernel without scalars.
 pub(crate) fn launch(kernel: usize, inputs: &[Ref], outputs: &[Ref]) -> Instruction {
     let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
-    Instruction::Launch { kernel, scalars: Vec::new(), inputs, outputs }
+    Instruction::Launch { kernel, scalars: Vec::new(), inputs, outputs, workspace: None }
 }
 
 /// A program from its parts.

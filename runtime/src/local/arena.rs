@@ -86,13 +86,13 @@ impl Arena {
     ///
     /// **Constraints**, asserted: ranges start at elements and are as long as the kernel says;
     /// outputs are disjoint; an output meets an input only if the kernel computes that one in
-    /// place, and then both start together.
+    /// place, and then both start together; the workspace lies apart from all.
     pub fn launch(
         &mut self,
         device: &mut dyn Device,
         prepared: &mut Prepared,
-        inputs: &[Range<usize>],
-        outputs: &[Range<usize>],
+        [inputs, outputs]: [&[Range<usize>]; 2],
+        workspace: Option<Range<usize>>,
     ) {
         let in_place = prepared.in_place();
         for (index, output) in outputs.iter().enumerate() {
@@ -105,6 +105,11 @@ impl Arena {
             let others = &outputs[index + 1..];
             assert!(!others.iter().any(|other| overlaps(other, output)), "outputs lie apart");
         }
+        let is_apart = |of: &Range<usize>| {
+            let mut others = inputs.iter().chain(outputs);
+            others.all(|other| !overlaps(other, of))
+        };
+        assert!(workspace.as_ref().is_none_or(is_apart), "a workspace lies apart");
         let (reads, writes) = (prepared.inputs(), prepared.outputs());
         let read = |(index, range): (usize, &Range<usize>)| {
             let start = self.aligned(range, reads.get(index));
@@ -119,7 +124,12 @@ impl Arena {
         };
         let inputs: Vec<View<'_>> = inputs.iter().enumerate().map(read).collect();
         let outputs: Vec<ViewMut<'_>> = outputs.iter().enumerate().map(write).collect();
-        device.launch(prepared, &inputs, &outputs);
+        let workspace = workspace.map(|range| {
+            let start = self.aligned(&range, None);
+            // SAFETY: as above, and it lies apart from all of them.
+            unsafe { ViewMut::from_raw(start, range.len()) }
+        });
+        device.launch(prepared, &inputs, &outputs, workspace.as_ref());
     }
 
     /// The address of a range that lies in the arena.
@@ -200,16 +210,22 @@ mod tests {
         };
         assert!(refused(&|arena| _ = arena.bytes(1000..1025)));
         assert!(refused(&|arena| _ = arena.split(0..65, 64..128)));
-        let launch = |arena: &mut Arena, inputs: [usize; 2], output: usize| {
+        let launch_with = |arena: &mut Arena, inputs: [usize; 2], output: usize, workspace| {
             let kernel = Kernel::Product(Product::matrix(2, 2, 2, DType::F32));
             let range = |start: usize| start..start + 16;
             arena.launch(
                 &mut kernels::cpu::Cpu::new(1),
                 &mut Prepared::new(&kernel, &[]),
-                &inputs.map(range),
-                &[range(output)],
+                [&inputs.map(range), &[range(output)]],
+                workspace,
             );
         };
+        let launch = |arena: &mut Arena, inputs: [usize; 2], output: usize| {
+            launch_with(arena, inputs, output, None);
+        };
+        assert!(refused(&|arena| launch_with(arena, [0, 64], 128, Some(136..200))));
+        assert!(refused(&|arena| launch_with(arena, [0, 64], 128, Some(8..64))));
+        assert!(!refused(&|arena| launch_with(arena, [0, 64], 128, Some(192..256))));
         assert!(refused(&|arena| launch(arena, [0, 64], 64)));
         assert!(refused(&|arena| launch(arena, [0, 66], 128)));
         assert!(!refused(&|arena| launch(arena, [0, 68], 128)));

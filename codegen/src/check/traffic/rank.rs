@@ -226,7 +226,8 @@ impl<'a> Rank<'a> {
                 self.instruction = None;
                 self.step += 1;
             }
-            Some(Instruction::Launch { kernel, scalars, inputs, outputs }) => {
+            Some(Instruction::Launch { kernel, scalars, inputs, outputs, workspace }) => {
+                self.take_workspace(world, *kernel, *workspace);
                 let effects = world.setup.effects.launch(*kernel, scalars);
                 self.launch(world, effects, inputs, outputs);
                 self.instruction = Some(at + 1);
@@ -268,6 +269,20 @@ impl<'a> Rank<'a> {
                 let owner = Owner::Local(self.step as u32, local.within.unwrap_or(at));
                 Place { parts: vec![(range.clone(), owner)], range }
             }
+        }
+    }
+
+    /// A workspace is as large as its kernel needs on the target, and what it held is lost.
+    fn take_workspace(&mut self, world: &mut World<'_, 'a>, kernel: usize, local: Option<Ref>) {
+        let place = local.map(|local| self.place(world.setup.phase, local));
+        let bytes = place.as_ref().map_or(0, |place| place.range.end - place.range.start);
+        let wanted = world.setup.effects.workspace(kernel);
+        if bytes != wanted {
+            let text = format!("passes {bytes} bytes to a kernel whose workspace has {wanted}");
+            world.findings.add_at(world.setup, "E2106", self.at(), text);
+        }
+        if let Some(place) = place {
+            self.memory.clear(place.range);
         }
     }
 

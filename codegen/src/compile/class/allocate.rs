@@ -146,9 +146,16 @@ impl Class<'_> {
         }
         let results = self.layer(call).halves.forward.results.len();
         for result in primal..results {
-            let (dtype, sizes) = self.slot_type(call, param_count + result);
-            let layer = &self.layer(call).halves.forward;
-            let name = format!("{}.{}", own.function, layer.value(layer.results[result]).name);
+            let (dtype, mut sizes) = self.slot_type(call, param_count + result);
+            let layer = self.layer(call);
+            let forward = &layer.halves.forward;
+            // Rows may be padded.
+            let bytes = layer.forward.slots[forward.param_count + result].1;
+            if let Some((row, outer)) = sizes.split_last_mut() {
+                let rows = outer.iter().product::<usize>().max(1);
+                *row = (bytes / dtype.size()) as usize / rows;
+            }
+            let name = format!("{}.{}", own.function, forward.value(forward.results[result]).name);
             for copy in 0..self.in_flight {
                 let span = match self.in_flight {
                     1 => (self.clock.forward(call), self.clock.backward(call)),

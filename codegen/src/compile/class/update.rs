@@ -7,13 +7,15 @@ use std::sync::Arc;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
-use ir::program::{Exchange, Group, Instruction, Ref, Routine, STATE_BLOCK, Step};
+use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine, STATE_BLOCK, Step};
 use ir::{Axis, DType};
 use kernels::kernel::{Copy, Fill};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
 
 use super::Class;
+use crate::executable::executed_target;
+use crate::lower::WORKSPACE;
 use crate::optimizer::Update;
 use crate::store::{BufferId, Region, RegionPlace};
 
@@ -315,7 +317,7 @@ fn update_of(
     Ok(made)
 }
 
-/// Appends a call of a routine of one launch.
+/// Appends a call of a routine of one launch. What has a workspace runs after the last micro-batch.
 fn launch(
     class: &mut Class<'_>,
     name: &str,
@@ -327,22 +329,28 @@ fn launch(
     let bytes: Vec<u64> =
         kernel.inputs().iter().chain(&kernel.outputs()).map(|a| a.bytes() as u64).collect();
     let kernel = class.table.add(kernel);
+    let workspace = class.table.workspace(kernel, executed_target(class.plan));
+    let after = class.clock.end() + 1;
+    let frame = (workspace > 0).then(|| class.store.shared_frame("update.frame", workspace, after));
+    let local =
+        LocalBuffer { name: WORKSPACE.to_owned(), bytes: workspace, offset: 0, within: None };
     let slot = |at: usize| Ref::Slot(at as u32);
     let routine = Routine {
         name: name.to_owned(),
         slots: bytes.iter().map(|b| (name.to_owned(), *b)).collect(),
-        locals: Vec::new(),
-        frame_bytes: 0,
+        locals: frame.map(|_| local).into_iter().collect(),
+        frame_bytes: workspace,
         instructions: vec![Instruction::Launch {
             kernel,
             scalars: Vec::new(),
             inputs: (0..inputs.len()).map(slot).collect(),
             outputs: (inputs.len()..inputs.len() + outputs.len()).map(slot).collect(),
+            workspace: frame.map(|_| Ref::Local(0)),
         }],
     };
     let routine = class.store.routine(&routine);
     let slots = inputs.iter().chain(outputs).copied().collect();
-    steps.push(Step::Call { routine, slots, frame: None });
+    steps.push(Step::Call { routine, slots, frame });
 }
 
 fn fill(

@@ -477,10 +477,16 @@ impl<'t> Line<'t> {
                     inputs.push(self.value()?);
                 }
                 let mut outputs = Vec::new();
+                let mut workspace = None;
                 while self.peek().is_some() {
+                    if self.eat("workspace") {
+                        workspace = Some(self.value()?);
+                        break;
+                    }
                     outputs.push(self.value()?);
                 }
-                routine.instructions.push(Instruction::Launch { kernel, scalars, inputs, outputs });
+                let launch = Instruction::Launch { kernel, scalars, inputs, outputs, workspace };
+                routine.instructions.push(launch);
             }
             _ => routine.instructions.push(self.collective(keyword)?),
         }

@@ -1,0 +1,32 @@
+//! What follows from a function that is not sharded, so that all ranks that share it decide alike.
+
+use ir::{Function, Target};
+
+use crate::chunk::Wide;
+use crate::partition::Place;
+use crate::tilings::Tilings;
+
+/// Decisions that are the same on all ranks, whatever their shards are like.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Unsharded {
+    /// What kernels are compiled for; none where CPUs alone run them.
+    pub(crate) target: Option<Target>,
+    /// What is computed in pieces of its rows.
+    pub(crate) wide: Wide,
+    /// How products are summed.
+    pub(crate) tilings: Tilings,
+}
+
+impl Unsharded {
+    /// Those of a function whose sizes are bound, for the ranks of a place. O(nodes).
+    pub(crate) fn of(function: &Function, place: Place) -> Unsharded {
+        let Place { sizes, target, .. } = place;
+        let wide = Wide::of_ranks(function, sizes, target);
+        Unsharded { target, wide, tilings: Tilings::of(function, target) }
+    }
+
+    /// The same, with nothing in pieces.
+    pub(crate) fn without_pieces(&self) -> Unsharded {
+        Unsharded { wide: Wide::default(), ..self.clone() }
+    }
+}
