@@ -72,6 +72,92 @@ pub(super) const OF_ONE_RULE: [(&str, &str, Plant); 4] = [
     ("E2110", "a view is of bytes that come and go", view_of_transient),
 ];
 
+/// Mistakes in the workspaces of programs for GPUs, and how the codes begin that find them.
+pub(super) const OF_WORKSPACES: [(&str, &str, Plant); 4] = [
+    ("E2106", "a workspace is left out", drop_workspace),
+    ("E2106", "a workspace is too small", shrink_workspace),
+    ("E2109", "a workspace lies in what its launch reads", |c, site| move_workspace(c, site, true)),
+    ("E21", "a workspace lies in what is read later", |c, site| move_workspace(c, site, false)),
+];
+
+/// The launches with a workspace, and which local that is.
+fn workspaces(c: &Compiled) -> Vec<(usize, usize, usize, usize)> {
+    let mut places = Vec::new();
+    for (program, routine, at) in instructions_where(c, is_launch) {
+        let there = &c.programs[program].routines[routine].instructions[at];
+        if let Instruction::Launch { workspace: Some(Ref::Local(local)), .. } = there {
+            places.push((program, routine, at, *local as usize));
+        }
+    }
+    places
+}
+
+fn drop_workspace(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, routine, at, _)) = pick(&workspaces(c), site) else { return false };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Launch { workspace, .. } = instruction {
+        *workspace = None;
+    }
+    true
+}
+
+fn shrink_workspace(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, routine, _, local)) = pick(&workspaces(c), site) else { return false };
+    c.programs[program].routines[routine].locals[local].bytes -= 1;
+    true
+}
+
+/// Moves a workspace to where a local begins that its launch reads, or one that it does not touch
+/// and that is read after it was written before.
+fn move_workspace(c: &mut Compiled, site: usize, reads: bool) -> bool {
+    let mut places = Vec::new();
+    for (program, routine, at, workspace) in workspaces(c) {
+        let there = &c.programs[program].routines[routine];
+        let used = |range: &[Instruction], wanted: fn(&Instruction) -> Vec<Ref>| -> Vec<usize> {
+            let local = |of: Ref| match of {
+                Ref::Local(at) => Some(at as usize),
+                Ref::Slot(_) => None,
+            };
+            range.iter().flat_map(wanted).filter_map(local).collect()
+        };
+        let (before, after) = (&there.instructions[..at], &there.instructions[at + 1..]);
+        let read = used(&there.instructions[at..=at], inputs_of);
+        let candidates = if reads {
+            read
+        } else {
+            let touched = [read, used(&there.instructions[at..=at], outputs_of)].concat();
+            let written = used(before, outputs_of);
+            let later = used(after, inputs_of).into_iter();
+            later.filter(|of| written.contains(of) && !touched.contains(of)).collect()
+        };
+        // A whole, so that it stays in its frame.
+        let fits = |of: &usize| {
+            let (of, own) = (&there.locals[*of], &there.locals[workspace]);
+            of.within.is_none() && of.offset + own.bytes <= there.frame_bytes
+        };
+        places
+            .extend(candidates.into_iter().find(fits).map(|of| (program, routine, workspace, of)));
+    }
+    let Some((program, routine, workspace, of)) = pick(&places, site) else { return false };
+    let locals = &mut c.programs[program].routines[routine].locals;
+    locals[workspace].offset = locals[of].offset;
+    true
+}
+
+fn inputs_of(instruction: &Instruction) -> Vec<Ref> {
+    match instruction {
+        Instruction::Launch { inputs, .. } => inputs.clone(),
+        Instruction::Collective { input, .. } => vec![*input],
+    }
+}
+
+fn outputs_of(instruction: &Instruction) -> Vec<Ref> {
+    match instruction {
+        Instruction::Launch { outputs, .. } => outputs.clone(),
+        Instruction::Collective { output, .. } => vec![*output],
+    }
+}
+
 fn drop_step_of_entry(c: &mut Compiled, site: usize) -> bool {
     let mut places = Vec::new();
     for (at, program) in c.programs.iter().enumerate() {

@@ -10,8 +10,9 @@ use gantline::generation::{Generator, Options};
 use ir::diagnostic::render;
 use ir::import::Description;
 use ir::plan::{Keep, Zero};
+use ir::target::Arch;
 use ir::text::parse_program;
-use ir::{DType, Diagnostic, Mesh, Plan};
+use ir::{DType, Diagnostic, Mesh, Plan, Target};
 
 use crate::mesh::{gpt2, llama, meshes};
 use crate::model::{Wanted, plan, prepared};
@@ -22,18 +23,19 @@ pub(crate) fn compiled(
     dropout: f64,
     wanted: Wanted,
 ) -> Option<(Plan, Compiled)> {
-    compiled_as(description, dropout, wanted, Zero::default())
+    compiled_as(description, dropout, wanted, (Zero::default(), None))
 }
 
-/// The same, with what data-parallel ranks share.
+/// The same, with what data-parallel ranks share, and for a target that is not this machine's.
 fn compiled_as(
     description: &Description,
     dropout: f64,
     wanted: Wanted,
-    zero: Zero,
+    (zero, target): (Zero, Option<Target>),
 ) -> Option<(Plan, Compiled)> {
     let (_, module) = prepared(description, 33, DType::F32, dropout);
-    let plan = Plan { zero, ..plan(&module, 33, DType::F32, wanted).ok()? };
+    let own = plan(&module, 33, DType::F32, wanted).ok()?;
+    let plan = Plan { zero, target: target.or(own.target), ..own };
     let compiled = compile(&module, "loss", &plan);
     Some((plan, compiled.unwrap_or_else(|d| panic!("{}", render(&d, None)))))
 }
@@ -56,7 +58,8 @@ fn the_programs_of_every_mesh_pass_and_read_back() {
                     sequence: sequence && mesh.tp > 1,
                 };
                 let zero = Zero { stage: u8::from(keep == Keep::None), shard: 0 };
-                let made = compiled_as(&description, 0.1, wanted, zero);
+                let target = (checked % 2 == 0).then_some(Target::Cuda(Arch::Sm80));
+                let made = compiled_as(&description, 0.1, wanted, (zero, target));
                 let Some((plan, compiled)) = made else { continue };
                 let found = check(&compiled.programs, &compiled.kernels, &plan);
                 assert!(found.is_empty(), "{} {mesh}:\n{}", description.name, text(&found));
@@ -83,7 +86,7 @@ fn every_planted_mistake_is_found() {
         let keep = Keep::Full;
         let wanted = Wanted { mesh, microbatch_size: 1, microbatch_count, keep, sequence: tp > 1 };
         let zero = Zero { stage, shard: 0 };
-        let made = compiled_as(&gpt2(), 0.1, wanted, zero);
+        let made = compiled_as(&gpt2(), 0.1, wanted, (zero, None));
         let (plan, sound) = made.expect("the mesh fits");
         for (at, (name, plant)) in mistakes::ALL.iter().enumerate() {
             sites[at] += places_found(&sound, &plan, &format!("{mesh}: {name}"), "E", *plant);
@@ -91,6 +94,20 @@ fn every_planted_mistake_is_found() {
     }
     for (sites, (name, _)) in sites.iter().zip(mistakes::ALL) {
         assert!(*sites > 0, "{name}: there is no place for it");
+    }
+}
+
+/// Workspaces are where programs for GPUs say, and hold what their kernels need.
+#[test]
+fn mistakes_in_workspaces_are_found() {
+    let mesh = Mesh { pp: 2, dp: 1, tp: 2, ..Mesh::ONE };
+    let (microbatch_size, microbatch_count, keep) = (1, 2, Keep::Full);
+    let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence: true };
+    let target = (Zero::default(), Some(Target::Cuda(Arch::Sm90a)));
+    let (plan, sound) = compiled_as(&gpt2(), 0.1, wanted, target).expect("the mesh fits");
+    for (code, name, plant) in mistakes::OF_WORKSPACES {
+        let places = places_found(&sound, &plan, name, code, plant);
+        assert!(places > 0, "{name}: there is no place for it");
     }
 }
 
