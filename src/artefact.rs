@@ -91,14 +91,14 @@ pub fn assemble(
     })
 }
 
-/// Bytes of workspaces that do not fit the frames of programs, which are made for one target, on any
-/// of the architectures: they lie beside the arena.
+/// Bytes of the largest workspace that does not fit the local of its launch, which is as large as
+/// the plan's target needs, on any of the architectures: it lies beside the arena.
 fn beside(kernels: &[Kernel], target: Option<Target>, archs: &[Arch]) -> u64 {
     let bytes = |kernel: &Kernel, target| price::workspace(kernel, Some(target), 1).0;
     let of = |kernel: &Kernel| {
         let framed = target.map_or(0, |target| bytes(kernel, target));
         let all = archs.iter().map(|arch| bytes(kernel, Target::Cuda(*arch)));
-        all.max().unwrap_or(0).saturating_sub(framed)
+        all.max().filter(|most| *most > framed).unwrap_or(0)
     };
     kernels.iter().map(of).max().unwrap_or(0)
 }

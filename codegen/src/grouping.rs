@@ -2,8 +2,8 @@
 //!
 //! A grouping is legal if every group fits a domain and the graph of groups, with all that is no
 //! kernel, has no cycle. Its price is that of its launches, which follows from the target, and of
-//! the bytes that they move: each kernel reads a value once and writes what something outside of it reads. Operations are not in
-//! it, because each node is computed once whatever the grouping.
+//! the bytes that they move: each kernel reads a value once and writes what something outside of it
+//! reads. Operations are not in it, because each node is computed once whatever the grouping.
 //!
 //! Nodes are assigned one by one, each to a group that is there or to a new one: first those of
 //! which no two can share a kernel, then those with the fewest of these to join. What a group has

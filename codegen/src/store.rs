@@ -129,6 +129,7 @@ pub(crate) struct Store {
     all_grads: Option<(BufferId, usize)>,
     stats: Vec<BufferId>,
     constants: [Option<BufferId>; 2],
+    update_frame: Option<BufferId>,
 }
 
 impl Store {
@@ -242,6 +243,7 @@ impl Store {
             all_grads: None,
             stats: Vec::new(),
             constants: [None; 2],
+            update_frame: None,
         };
         store.weights.sort_by_key(|w| (region_of(w).order(), w.weight));
         store
@@ -390,18 +392,19 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
-    /// The scratch memory of all calls at a position that share one, as large as the largest needs:
+    /// The scratch memory of the calls that end a step, at a position, as large as the largest needs:
     /// they run one after the other.
-    pub(crate) fn shared_frame(&mut self, name: &str, bytes: u64, position: usize) -> BufferId {
-        let is_it = |b: &Buffer| b.contents == Contents::Frame && b.name == name;
-        let Some(at) = self.buffers.iter().position(is_it) else {
-            return self.frame(name, bytes, position);
+    pub(crate) fn update_frame(&mut self, bytes: u64, position: usize) -> BufferId {
+        let Some(id) = self.update_frame else {
+            let made = self.frame("update.frame", bytes, position);
+            self.update_frame = Some(made);
+            return made;
         };
-        let there = &mut self.buffers[at];
+        let there = &mut self.buffers[id.0 as usize];
         if there.bytes < bytes {
             (there.bytes, there.sizes) = (bytes, vec![bytes as usize]);
         }
-        BufferId(at as u32)
+        id
     }
 
     /// Loss sum, count and squared gradient norm.

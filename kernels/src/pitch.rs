@@ -1,8 +1,9 @@
 //! Pitches: the same kernel on an argument whose rows lie further apart.
 //!
 //! Rows that start at multiples of 16 bytes are copied by the widest instructions of a GPU, and by
-//! TMA at all. Where a dim is no such multiple, such as a vocabulary of 50,257, each row is followed
-//! by padding, which is part of the buffer, not of the value: no kernel reads or writes it.
+//! TMA at all. Where a dim is no such multiple, such as a vocabulary of 50,257, each row is
+//! followed by padding, which is part of the buffer, not of the value: no kernel reads or writes
+//! it.
 
 use crate::kernel::{Copy, Kernel, Product, Products, Source};
 use crate::offset::Offset;
@@ -105,10 +106,9 @@ fn of_operand(p: &mut Products, operand: usize, pitch: Pitch) -> Option<()> {
             }
         }
         let Some(then) = &mut part.then else { continue };
-        let Rows { rows, cols, ref mut inputs, .. } = then.rows;
-        for (source, input) in then.inputs.iter().zip(inputs) {
+        for (input, source) in then.inputs.iter().enumerate() {
             if *source == Source::Operand(operand) {
-                of_access(rows, cols, &mut input.access, pitch)?;
+                of_input(&mut then.rows, input, pitch)?;
             }
         }
     }

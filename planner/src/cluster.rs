@@ -331,6 +331,9 @@ pub struct Cluster {
     pub groups: Vec<Cluster>,
     /// Links between groups that are narrower than the networks of both.
     pub links: Vec<Between>,
+    /// What kernels are compiled for in place of what the devices run; none as a rule.
+    #[serde(skip)]
+    pub compiled_for: Option<ir::Target>,
 }
 
 /// Where the bytes of ranks must fit.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use ir::Diagnostic;
 use ir::import::{Model, nearest};
+use ir::{Diagnostic, Target};
 use kernels::Bytes;
 use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
@@ -41,15 +41,14 @@ pub struct Args {
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let archs = archs(&args.arch)?;
-    let (model, question) = args.asked.question_on(args.asked.place.cluster()?, args.dropout)?;
-    let mut plan = match &args.plan {
+    let mut cluster = args.asked.place.cluster()?;
+    // Kernels are those of the first architecture; the text for others computes the same.
+    cluster.compiled_for = archs.first().map(|first| Target::Cuda(*first));
+    let (model, question) = args.asked.question_on(cluster, args.dropout)?;
+    let plan = match &args.plan {
         Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
-    // Kernels are those of the first architecture; the text for others computes the same.
-    if let Some(first) = archs.first() {
-        plan.target = Some(ir::Target::Cuda(*first));
-    }
     let contents = assemble(&model, &question, plan, &archs)?;
     let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());
     let bytes = encode(&contents).map_err(runtime::Error::io("encode", &path))?;

@@ -143,6 +143,34 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     }
 }
 
+/// A plan that is searched for GPUs' kernels predicts the arena of their programs, whatever layers
+/// are called, and stays within the memory that is asked for.
+#[test]
+fn memory_of_files_for_gpus_is_planned() {
+    let scratch = Scratch::new("gpus-memory");
+    let config = r#"{"model_type": "gpt2", "vocab_size": 8191, "n_positions": 64, "n_embd": 128,
+        "n_layer": 2, "n_head": 2}"#;
+    scratch.write("tiny/config.json", config);
+    scratch.answer("export tiny --to graph --seq 64 -o tiny.graph");
+    let graph = std::fs::read_to_string(scratch.0.join("tiny.graph")).expect("it is written");
+    assert!(graph.contains("@block"), "{graph}");
+    scratch.write("update.graph", &graph.replace("@block", "@update"));
+    for (model, decisions) in [
+        ("tiny", "--fix dp=2 --fix keep=full"),
+        ("tiny", "--fix tp=2 --fix keep=none"),
+        ("update.graph", "--fix dp=2 --fix zero=1"),
+        ("update.graph", "--fix dp=2 --fix zero=0"),
+    ] {
+        let asked = format!("compile {model} --ranks 2 --gbs 64 --seq 64 {decisions}");
+        let told = scratch.json(&format!("{asked} --arch sm_90a,sm_80 -o x.gtl --json"));
+        let report = &told["report"];
+        let arenas = report["arena_bytes"].as_array().expect("one a class");
+        let most = arenas.iter().filter_map(serde_json::Value::as_f64).fold(0.0, f64::max);
+        let predicted = &report["predictions"]["arena_bytes"]["value"];
+        assert_eq!(predicted.as_f64(), Some(most), "{asked}");
+    }
+}
+
 /// Asked for, products of f32 read tf32: the plan says so, and kernels do.
 #[test]
 fn a_file_for_gpus_may_round_products_to_tf32() {

@@ -1,12 +1,13 @@
-//! Padded rows: values that tensor cores multiply, whose rows would not start where GPUs copy from.
+//! Padded rows: narrow values that tensor cores multiply, whose rows would not start where TMA copies
+//! from.
 //!
 //! Padding is part of the buffer and never of the value. Nothing reads or writes it, so that it
 //! changes no bit of a result, and no parameter, checkpoint or count knows of it: what is padded
 //! are locals, and what is kept for the backward pass.
 
-use ir::TensorType;
 use ir::program::{Instruction, Ref};
-use ir::target::Target;
+use ir::target::{Arch, Target};
+use ir::{DType, TensorType};
 use kernels::Kernel;
 use kernels::pitch::{Pitch, with_pitch};
 use kernels::verify::verify;
@@ -23,11 +24,14 @@ const ROW_MIN: usize = 128;
 
 /// The pitch of a value's rows on a target, where they are to be padded.
 pub(crate) fn pitch_of(ty: &TensorType, target: Option<Target>) -> Option<Pitch> {
-    target?.arch()?;
+    // Earlier and later tile programs copy rows as their sizes allow.
+    if target?.arch()? != Arch::Sm90a {
+        return None;
+    }
     let sizes = ty.sizes()?;
     let (row, outer) = sizes.split_last()?;
     let unit = ROW_ALIGNMENT / ty.dtype.size() as usize;
-    let is_padded = ty.dtype.is_float()
+    let is_padded = matches!(ty.dtype, DType::BF16 | DType::F16)
         && *row >= ROW_MIN
         && !row.is_multiple_of(unit)
         && outer.iter().product::<usize>() > 1;

@@ -386,6 +386,7 @@ impl Draft {
                 calibration: None,
                 groups: Vec::new(),
                 links: Vec::new(),
+                compiled_for: None,
             }),
             Some(_) | None => Err(missing.diagnostics),
         }

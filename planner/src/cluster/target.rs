@@ -29,9 +29,12 @@ const GPUS: [(&str, Arch); 20] = [
 ];
 
 impl Cluster {
-    /// What plans for the cluster are compiled for: what its file says as `isa`, else what its
-    /// devices are known to run; none where no kernels are written for them.
+    /// What plans for the cluster are compiled for: what is asked for, else what its file says as
+    /// `isa`, else what its devices are known to run; none where no kernels are written for them.
     pub fn target(&self) -> Option<Target> {
+        if self.compiled_for.is_some() {
+            return self.compiled_for;
+        }
         let isa = self.device.instruction_set.as_deref();
         match self.device.kind {
             Kind::Cpu => {

@@ -153,10 +153,11 @@ fn kernels(contents: &Contents) -> Vec<Told> {
         let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
         let launches = routines.values().sum();
         // Functions of other architectures may have other tiles.
-        let Functions { functions, workspaces } = match contents.archs.first() {
+        let all = match contents.archs.first() {
             Some(arch) => functions_for(kernel, *arch),
             None => functions(kernel),
         };
+        let (workspace_bytes, Functions { functions, .. }) = (all.workspace().0, all);
         let is_rounded = |tile: &TensorTile| tile.elements == Elements::Tf32;
         let rounds = functions.iter().any(|f| matches!(&f.tile, Tile::Tensor(t) if is_rounded(t)));
         let lines = functions.iter().enumerate().map(|(number, function)| Line {
@@ -164,7 +165,7 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             launches,
             grid: function.grid,
             threads: function.threads,
-            workspace_bytes: workspaces.iter().sum(),
+            workspace_bytes,
             what: function.what.clone(),
             tile: function.tile.to_string(),
         });

@@ -331,7 +331,7 @@ fn launch(
     let kernel = class.table.add(kernel);
     let workspace = class.table.workspace(kernel, executed_target(class.plan));
     let after = class.clock.end() + 1;
-    let frame = (workspace > 0).then(|| class.store.shared_frame("update.frame", workspace, after));
+    let frame = (workspace > 0).then(|| class.store.update_frame(workspace, after));
     let local =
         LocalBuffer { name: WORKSPACE.to_owned(), bytes: workspace, offset: 0, within: None };
     let slot = |at: usize| Ref::Slot(at as u32);
