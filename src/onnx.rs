@@ -368,6 +368,9 @@ fn elements(x: &Tensor, dtype: DType) -> Vec<u8> {
             x.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect()
         }
         (ir::tensor::Data::Int(x), DType::I64) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        (ir::tensor::Data::Int(x), DType::I8) => {
+            x.iter().map(|x| (*x as i8).cast_unsigned()).collect()
+        }
         // Proved to fit where they had 64 bits.
         (ir::tensor::Data::Int(x), _) => x.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         (ir::tensor::Data::Bool(x), _) => x.iter().map(|x| u8::from(*x)).collect(),
