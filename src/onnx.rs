@@ -13,7 +13,7 @@ use codegen::function::{Compiled, compile_within};
 use codegen::ranges::Range;
 use ir::cost::function_cost;
 use ir::eval::{eval, memory_bytes};
-use ir::import::onnx::{Array, Check, ENTRY, Element, Given, Numbers, Onnx, Port, read_onnx};
+use ir::import::onnx::{Array, Check, ENTRY, Element, Given, Held, Numbers, Onnx, Port, read_onnx};
 use ir::{DType, Diagnostic, Span, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -230,10 +230,8 @@ pub fn run(model: &Path, running: Running<'_>) -> Result<Exit, Failure> {
     let given = Given { dims: sizes(dims)?, inputs: arrays(inputs) };
     let onnx = read(model, given)?;
     notes(&onnx).iter().for_each(|note| output::note(note));
-    let mut arrays = read_inputs(&onnx, inputs)?;
-    let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
-    args.append(&mut arrays);
-    let (mut results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
+    let arrays = read_inputs(&onnx, inputs)?;
+    let (mut results, times) = evaluate(&onnx, arrays, bench.unwrap_or(0))?;
     let numbers = results.split_off(onnx.outputs.len());
     check(&model.display().to_string(), &onnx.checks, &numbers)?;
     if let Some(folder) = folder {
@@ -296,7 +294,7 @@ fn check_memory(name: &str, need: u64) -> Result<(), Diagnostic> {
 /// The results, and the sorted times of `repeats` more runs.
 fn evaluate(
     onnx: &Onnx,
-    args: &[Tensor],
+    inputs: Vec<Tensor>,
     repeats: usize,
 ) -> Result<(Vec<Tensor>, Vec<f64>), Failure> {
     let mut recognised = onnx.clone();
@@ -304,8 +302,13 @@ fn evaluate(
     let mut module = recognised.module;
     ir::rewrite::simplify(&mut module, &ir::rewrite::Options::default());
     // The numbers of the weights are known, those of the inputs may be any.
-    let weights = &args[..onnx.weights.len()];
-    let given = |param: ir::ValueId| weights.get(param.index()).and_then(range);
+    let weights = || onnx.weights.iter().map(|(_, held)| held.tensor());
+    let types = onnx.module.function(ENTRY).map(ir::Function::param_types).unwrap_or_default();
+    let of = |((_, held), ty): (&(String, Held), &ir::TensorType)| {
+        if ty.dtype.is_float() { None } else { range(&held.tensor()) }
+    };
+    let ranges: Vec<Option<Range>> = onnx.weights.iter().zip(&types).map(of).collect();
+    let given = |param: ir::ValueId| ranges.get(param.index()).copied().flatten();
     let compiled = compile_within(&module, ENTRY, given).map_err(|diagnostic| diagnostic.headline);
     if let Ok(compiled) = &compiled {
         let slots = compiled.routine.slots.iter().map(|(_, bytes)| *bytes);
@@ -322,8 +325,9 @@ fn evaluate(
     let mut times = Vec::new();
     let results: Vec<Tensor> = match compiled.and_then(start) {
         Ok((mut evaluation, params, types)) => {
-            for (slot, (arg, ty)) in args.iter().zip(&params).enumerate() {
-                evaluation.write(slot, &elements(arg, ty.dtype));
+            // A weight after the other, as integers of all types are longer than their bytes.
+            for (slot, (arg, ty)) in weights().chain(inputs).zip(&params).enumerate() {
+                evaluation.write(slot, &elements(&arg, ty.dtype));
             }
             evaluation.run();
             times.extend((0..repeats).map(|_| timed(|| evaluation.run())));
@@ -337,8 +341,9 @@ fn evaluate(
         Err(why) => {
             output::note(&format!("note: run by the interpreter: {why}"));
             check_memory(&onnx.name, memory_bytes(&onnx.module, ENTRY))?;
-            let results = eval(&onnx.module, ENTRY, args)?;
-            let again = || drop(eval(&onnx.module, ENTRY, args));
+            let args: Vec<Tensor> = weights().chain(inputs).collect();
+            let results = eval(&onnx.module, ENTRY, &args)?;
+            let again = || drop(eval(&onnx.module, ENTRY, &args));
             times.extend((0..repeats).map(|_| timed(again)));
             results
         }
@@ -368,6 +373,9 @@ fn elements(x: &Tensor, dtype: DType) -> Vec<u8> {
             x.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect()
         }
         (ir::tensor::Data::Int(x), DType::I64) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        (ir::tensor::Data::Int(x), DType::I8) => {
+            x.iter().map(|x| (*x as i8).cast_unsigned()).collect()
+        }
         // Proved to fit where they had 64 bits.
         (ir::tensor::Data::Int(x), _) => x.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         (ir::tensor::Data::Bool(x), _) => x.iter().map(|x| u8::from(*x)).collect(),

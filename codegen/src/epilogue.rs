@@ -46,6 +46,10 @@ pub(crate) fn epilogues(function: &Function) -> BTreeMap<usize, Epilogue> {
     let mut sums = BTreeSet::new();
     for (product, node) in function.nodes.iter().enumerate() {
         let Op::Contract(einsum) = &node.op else { continue };
+        // A launch of several products, and what is added to one, is of floating-point numbers.
+        if !function.ty(node.result()).dtype.is_float() {
+            continue;
+        }
         let mut epilogue = Epilogue::none(product);
         let mut result = node.result();
         while let Some((at, other)) = uses.only_add(result) {

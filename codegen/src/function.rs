@@ -5,6 +5,7 @@ use ir::{DType, Diagnostic, Module, Span, TensorType, ValueId};
 use kernels::Kernel;
 
 use crate::catalogue::is_in_catalogue;
+use crate::integers::{multiply_integers, store_bytes};
 use crate::lower::KernelTable;
 use crate::narrow::narrow_integers;
 use crate::ranges::Range;
@@ -17,7 +18,7 @@ pub struct Compiled {
     pub routine: Routine,
     /// What is launched.
     pub kernels: Vec<Kernel>,
-    /// The types of the parameters: integers that fit have 32 bits.
+    /// The types of the parameters: integers that fit have 32 bits, and weights of products 8.
     pub params: Vec<TensorType>,
     /// The types of the results.
     pub results: Vec<TensorType>,
@@ -44,14 +45,15 @@ pub fn compile_within(
     let mut module = module.clone();
     ir::inline::inline_composites(&mut module, is_in_catalogue);
     if let Some(function) = module.functions.iter_mut().find(|f| f.name == name) {
-        narrow_integers(function, given);
+        narrow_integers(function, &given);
+        multiply_integers(function, &given);
     }
     module.functions.iter_mut().for_each(|f| {
         ir::pass::remove_dead_nodes(f);
     });
-    let function = module.function(name);
     let refused = |why: String| Diagnostic::error("E2003", Span::of(format!("@{name}")), why);
-    let function = function.ok_or_else(|| refused(format!("there is no function `@{name}`")))?;
+    let missing = || refused(format!("there is no function `@{name}`"));
+    let function = module.function(name).ok_or_else(missing)?;
     let held = |dtype| {
         matches!(
             dtype,
@@ -61,6 +63,9 @@ pub fn compile_within(
     if let Some(value) = function.values.iter().find(|value| !held(value.ty.dtype)) {
         return Err(refused(format!("there is no kernel for the type of `%{}`", value.name)));
     }
+    let mut stored = function.clone();
+    store_bytes(&mut stored, &given);
+    let function = &stored;
     let mut table = KernelTable::default();
     let made = routine(function, &module, &[], &[], &mut table);
     let made = made.map_err(|why| refused(why.to_string()))?;

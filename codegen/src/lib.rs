@@ -36,8 +36,8 @@
 //! [`inference`] what only runs forward; [`mod@launched`] says what that comes to, and
 //! [`mod@footprint`] how large it is; [`mod@function`]
 //! compiles one function without a plan, of integers that [`narrow`] made short where [`ranges`]
-//! prove them to be. [`check`] replays the result and calls nothing of the above; in debug builds
-//! it looks at everything that is compiled.
+//! prove them to be, and `integers` multiplies as such. [`check`] replays the result and calls
+//! nothing of the above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -81,6 +81,7 @@ mod saved;
 pub mod prepare;
 pub mod ranges;
 pub mod narrow;
+mod integers;
 pub mod function;
 pub mod routines;
 pub mod crossing;

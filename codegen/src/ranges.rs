@@ -2,6 +2,9 @@
 //!
 //! A forward pass over intervals whose ends have 128 bits, so that they do not wrap. What leaves
 //! the integers of its type wraps, and may then be any of these.
+//!
+//! Of floating-point numbers the pass knows the integers between which they lie, where something
+//! bounds them, and whether all of them are integers: quantised models compute in such numbers.
 
 use ir::op::{Binary, Combiner, Unary, Windows};
 use ir::{DType, Function, Node, Op, TensorType, ValueId};
@@ -61,32 +64,139 @@ impl Range {
     }
 }
 
+/// What is known of the elements of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Between which integers those lie that are numbers.
+    pub range: Range,
+    /// Whether all of them are integers.
+    pub is_whole: bool,
+}
+
+impl Known {
+    /// The range of the same numbers as integers: what is no number becomes zero, others the next
+    /// integer towards it.
+    fn whole(self) -> Range {
+        if self.is_whole { self.range } else { self.range.with_zero() }
+    }
+}
+
 /// The range of each value of a function: none of what is no integer. A parameter has the one that
 /// is given, where there is one for it, else all of its type. O(nodes + operands).
 pub fn ranges(function: &Function, given: impl Fn(ValueId) -> Option<Range>) -> Vec<Option<Range>> {
+    let is_integer = |value: &ir::Value| Range::of_type(value.ty.dtype).is_some();
+    let known = known(function, given).into_iter().zip(&function.values);
+    known.map(|(known, value)| Some(known?.range).filter(|_| is_integer(value))).collect()
+}
+
+/// What is known of each value of a function, its floating-point numbers as well; the rest is as in
+/// [`ranges`].
+pub fn known(function: &Function, given: impl Fn(ValueId) -> Option<Range>) -> Vec<Option<Known>> {
     let of_type = |value: ValueId| Range::of_type(function.ty(value).dtype);
-    let mut found: Vec<Option<Range>> = vec![None; function.values.len()];
+    let whole = |range: Range| Known { range, is_whole: true };
+    let mut found: Vec<Option<Known>> = vec![None; function.values.len()];
     for param in function.params() {
-        found[param.index()] = match (of_type(param), given(param)) {
+        let range = match (of_type(param), given(param)) {
             (Some(all), Some(given)) if given.is_within(all) => Some(given),
             (all, _) => all,
         };
+        found[param.index()] = range.map(whole);
     }
     for node in &function.nodes {
         for result in &node.results {
-            let all = of_type(*result);
-            let own = all.and_then(|_| range_of_node(function, node, &found));
-            found[result.index()] =
-                all.map(|all| own.filter(|own| own.is_within(all)).unwrap_or(all));
+            found[result.index()] = match of_type(*result) {
+                Some(all) => {
+                    let own = range_of_node(function, node, &found);
+                    Some(whole(own.filter(|own| own.is_within(all)).unwrap_or(all)))
+                }
+                None => float(function, node, &found),
+            };
         }
     }
     found
 }
 
-/// The range of a node of one result, as if nothing wrapped; none where it may be any.
-fn range_of_node(function: &Function, node: &Node, found: &[Option<Range>]) -> Option<Range> {
-    let ty = |at: usize| function.ty(node.operands[at]);
+/// Up to which integers a floating-point type has all; none for types of few digits.
+pub(crate) fn exact(dtype: DType) -> Option<Range> {
+    let around = |most: i128| Some(Range { low: -most, high: most });
+    match dtype {
+        DType::F64 => around(1 << 53),
+        DType::F32 => around(1 << 24),
+        DType::BF16
+        | DType::F16
+        | DType::F8E4M3
+        | DType::F8E5M2
+        | DType::I8
+        | DType::I32
+        | DType::U32
+        | DType::I64
+        | DType::Bool => None,
+    }
+}
+
+/// Numbers of which nothing is known: beyond all that [`exact`] has.
+const ANY: Known = Known { range: Range { low: -(1 << 100), high: 1 << 100 }, is_whole: false };
+
+/// What is known of a node that yields floating-point numbers.
+fn float(function: &Function, node: &Node, found: &[Option<Known>]) -> Option<Known> {
+    let exact = exact(function.ty(node.results[0]).dtype)?;
     let x = |at: usize| found[node.operands[at].index()];
+    let mut own = float_of_node(node, x)?;
+    if own.is_whole {
+        return own.range.is_within(exact).then_some(own);
+    }
+    // What is rounded to a type stays between integers that the type has, and only between those.
+    let has = |end: i128| exact.low <= end && end <= exact.high;
+    let Known { range: any, .. } = ANY;
+    own.range.low = if has(own.range.low) { own.range.low } else { any.low };
+    own.range.high = if has(own.range.high) { own.range.high } else { any.high };
+    (own != ANY).then_some(own)
+}
+
+/// The same as if all integers were numbers of the type.
+fn float_of_node(node: &Node, x: impl Fn(usize) -> Option<Known>) -> Option<Known> {
+    let any = |at: usize| x(at).unwrap_or(ANY);
+    let both = |a: Known, b: Known, range: Range| {
+        Some(Known { range, is_whole: a.is_whole && b.is_whole })
+    };
+    #[expect(clippy::wildcard_enum_match_arm, reason = "few ops yield integers or bounds")]
+    match &node.op {
+        Op::Constant { value, .. } if value.abs() < 1e15 => {
+            let range = Range::new(value.floor() as i64, value.ceil() as i64);
+            Some(Known { range, is_whole: value.fract() == 0.0 })
+        }
+        Op::Unary(how @ (Unary::Neg | Unary::Abs)) => {
+            Some(Known { range: unary(*how, x(0)?.range)?, ..x(0)? })
+        }
+        Op::Unary(Unary::Floor) => x(0),
+        Op::Binary(how @ (Binary::Max | Binary::Min)) => {
+            let (a, b) = (any(0), any(1));
+            both(a, b, binary(*how, a.range, b.range)?)
+        }
+        Op::Binary(how @ (Binary::Add | Binary::Sub | Binary::Mul)) => {
+            let (a, b) = (x(0)?, x(1)?);
+            let sum = both(a, b, binary(*how, a.range, b.range)?)?;
+            sum.is_whole.then_some(sum)
+        }
+        Op::Select => both(x(1)?, x(2)?, x(1)?.range.and(x(2)?.range)),
+        Op::Cast { .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::Reverse { .. }
+        | Op::Window(_) => x(0),
+        Op::Pad { .. } | Op::Gather { .. } => {
+            Some(Known { range: x(0)?.range.with_zero(), ..x(0)? })
+        }
+        _ => None,
+    }
+}
+
+/// The range of a node of one result, as if nothing wrapped; none where it may be any.
+fn range_of_node(function: &Function, node: &Node, found: &[Option<Known>]) -> Option<Range> {
+    let ty = |at: usize| function.ty(node.operands[at]);
+    let x = |at: usize| found[node.operands[at].index()].map(Known::whole);
     let result = function.ty(node.results[0]);
     let is_truth = result.dtype == DType::Bool;
     match &node.op {
@@ -225,6 +335,9 @@ fn floor_div(a: i128, b: i128) -> i128 {
 
 #[cfg(test)]
 mod tests {
+    use ir::build::Builder;
+    use ir::{Kind, Module};
+
     use super::*;
 
     /// Every result of numbers of two ranges is in the range of the op.
@@ -267,6 +380,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What bounds floating-point numbers bounds the integers that are made of them, and zero,
+    /// which is made of what is no number.
+    #[test]
+    fn bounds_of_floats_are_those_of_integers() {
+        let mut module = Module::default();
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let x = b.param("x", TensorType::of(DType::F32, &[4]));
+        let n = b.param("n", TensorType::of(DType::I32, &[4]));
+        let bounded = |b: &mut Builder, low: f64, high: f64| {
+            let low = b.constant_like("low", low, x);
+            let above = b.binary("above", Binary::Max, x, low);
+            let high = b.constant_like("high", high, x);
+            let below = b.binary("below", Binary::Min, above, high);
+            (below, b.push("whole", Op::Cast { dtype: DType::I32 }, &[below]))
+        };
+        let (real, byte) = bounded(&mut b, -0.5, 254.5);
+        let (_, apart) = bounded(&mut b, 3.0, 7.0);
+        let wide = b.push("wide", Op::Cast { dtype: DType::F64 }, &[byte]);
+        let less = b.binary("less", Binary::Sub, wide, wide);
+        let square = b.binary("square", Binary::Mul, less, less);
+        let single = b.push("single", Op::Cast { dtype: DType::F32 }, &[n]);
+        let double = b.push("double", Op::Cast { dtype: DType::F64 }, &[n]);
+        let function = b.into_function(&[real, apart, square, single, double]);
+        let found = known(&function, |_| None);
+        let of = |value: ValueId| found[value.index()];
+        let is = |low: i64, high: i64, is_whole: bool| {
+            Some(Known { range: Range::new(low, high), is_whole })
+        };
+        assert_eq!(of(x), None);
+        assert_eq!(of(real), is(-1, 255, false));
+        assert_eq!(of(byte), is(-1, 255, true));
+        assert_eq!(of(apart), is(0, 7, true));
+        assert_eq!(of(less), is(-256, 256, true));
+        assert_eq!(of(square), is(-65_536, 65_536, true));
+        assert_eq!(of(single), None, "not all of these are numbers of f32");
+        assert_eq!(of(double), is(i32::MIN.into(), i32::MAX.into(), true));
+        assert!(ranges(&function, |_| None)[real.index()].is_none(), "it is no integer");
     }
 
     #[test]

@@ -142,6 +142,10 @@ impl StoredTypes {
 /// as the numbers of F32 that they are, and rounds its result to BF16 or F16 once, when the sum
 /// over all of `k` is complete. The result of one that accumulates is not narrow.
 ///
+/// **Integers**: a product that is summed in I32 reads elements of I8, and of I32 the low 16 bits
+/// as signed numbers. Sums wrap, so that all instructions, threads and cuts give the same bits. It
+/// is a launch of its own, on CPUs.
+///
 /// **Tensor cores** of a GPU sum as [`Tiling`] says. The bits of an element then depend on the
 /// kernel's tiling, `k` and the architecture; neither on `m`, `n` and batch, however these are cut,
 /// nor on which blocks run when.
@@ -157,9 +161,9 @@ pub struct Product {
     pub k: Vec<LoopAB>,
     /// Whether the result is added to what `c` holds.
     pub accumulate: bool,
-    /// F32 or F64: the type of sums.
+    /// F32, F64 or I32: the type of sums.
     pub dtype: DType,
-    /// The types of elements in memory: `dtype`, or narrow ones.
+    /// The types of elements in memory: `dtype`, or narrower ones.
     pub stored: StoredTypes,
     /// How elements of `a` and `b` are read: rounded ones are of F32, and have no borders.
     #[serde(default)]

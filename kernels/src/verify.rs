@@ -111,8 +111,15 @@ fn injective(loops: &[(usize, usize)], offset: usize) -> Verdict {
 
 /// The types of a product in memory: that of its sums, or narrow ones where that is F32.
 fn stored(p: &Product) -> Verdict {
-    computes(p.dtype)?;
     let StoredTypes { a, b, c } = p.stored;
+    if p.dtype == DType::I32 {
+        let read = |dtype: DType| matches!(dtype, DType::I8 | DType::I32);
+        require(read(a) && read(b), "an operand is of a type that is not summed in i32")?;
+        let is_plain = p.borders.is_empty() || b == DType::I32;
+        require(is_plain, "columns with borders are of a type that is not moved")?;
+        return require(c == DType::I32, "a result is of a type that its sums are not");
+    }
+    computes(p.dtype)?;
     let read = |dtype: DType| dtype == p.dtype || p.dtype == DType::F32 && dtype.is_narrow();
     require(read(a) && read(b), "an operand is of a type that its sums are not")?;
     let rounded = p.dtype == DType::F32 && matches!(c, DType::BF16 | DType::F16);
@@ -172,6 +179,7 @@ fn products(p: &Products) -> Verdict {
             "it reads an operand that it does not have",
         )?;
         require(part.product.dtype == p.dtype(), "its products are of several types")?;
+        computes(p.dtype())?;
         product(&part.product)?;
     }
     for (at, part) in p.parts.iter().enumerate() {

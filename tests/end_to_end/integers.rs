@@ -33,9 +33,13 @@ pub(crate) enum Outcome {
 const TYPES: [DType; 6] = [DType::I64, DType::I32, DType::U32, DType::Bool, DType::F32, DType::F64];
 
 /// The elements of a tensor as kernels hold them.
-fn bytes(x: &Tensor, dtype: DType) -> Vec<u8> {
+pub(crate) fn bytes(x: &Tensor, dtype: DType) -> Vec<u8> {
     match (&x.data, dtype) {
         (Data::Int(x), DType::I64) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        (Data::Int(x), DType::I8) => {
+            let byte = |x: &i64| i8::try_from(*x).expect("proved to fit").cast_unsigned();
+            x.iter().map(byte).collect()
+        }
         (Data::Int(x), DType::U32) => x.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
         (Data::Int(x), _) => {
             let word = |x: &i64| i32::try_from(*x).expect("proved to fit").to_le_bytes();
@@ -48,7 +52,7 @@ fn bytes(x: &Tensor, dtype: DType) -> Vec<u8> {
 }
 
 /// A tensor of the type that it had before integers became shorter.
-fn tensor(dtype: DType, held: DType, dims: &[usize], bytes: &[u8]) -> Tensor {
+pub(crate) fn tensor(dtype: DType, held: DType, dims: &[usize], bytes: &[u8]) -> Tensor {
     let words = || bytes.as_chunks::<4>().0.iter();
     let longs = || bytes.as_chunks::<8>().0.iter();
     match held {
@@ -97,7 +101,7 @@ pub(crate) fn compiled(
 }
 
 /// Whether two tensors have the same bits; any number that is none equals any other.
-fn is_same(a: &Tensor, b: &Tensor) -> bool {
+pub(crate) fn is_same(a: &Tensor, b: &Tensor) -> bool {
     let equal = |a: &f64, b: &f64| a == b || (a.is_nan() && b.is_nan());
     let floats = || a.to_f64().iter().zip(&b.to_f64()).all(|(a, b)| equal(a, b));
     let is_float = a.dtype.is_float();

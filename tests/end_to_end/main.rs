@@ -62,6 +62,7 @@ mod parallel;
 mod paths;
 mod plans;
 mod precision;
+mod quantised;
 mod readme;
 mod recognition;
 mod reference;

@@ -181,7 +181,7 @@ impl Lower<'_> {
             k: sums,
             accumulate: false,
             dtype: self.ty(x).dtype.accumulation(),
-            stored: StoredTypes::all(self.ty(x).dtype),
+            stored: StoredTypes { a: self.ty(w).dtype, ..StoredTypes::all(self.ty(x).dtype) },
             operands: Operands::Exact,
             borders,
             tiling: Tiling::default(),

@@ -47,7 +47,8 @@ pub(super) fn turns(function: &Function, module: &Module) -> Vec<Turn> {
     let absorbed = absorbed(function, &items);
     for (product, node) in nodes.iter().enumerate() {
         let is_product = matches!(node.op, Op::Contract(_) | Op::Conv(_));
-        if is_product && !absorbed.contains(&product) {
+        let is_float = function.ty(node.results[0]).dtype.is_float();
+        if is_product && is_float && !absorbed.contains(&product) {
             items.insert(product, Epilogue::none(product));
         }
     }

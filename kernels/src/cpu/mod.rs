@@ -5,9 +5,9 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
-//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs` and `product` matrix products; `block`
-//! fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows`
-//! the rest.
+//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product` and `integers` matrix products;
+//! `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and
+//! `windows` the rest.
 
 mod view;
 
@@ -25,6 +25,7 @@ mod block;
 mod extent;
 mod frame;
 mod blocked;
+mod integers;
 mod lines;
 mod moves;
 mod pack;
@@ -145,6 +146,11 @@ impl Cpu {
             && r.dtype == DType::I64
         {
             return block::whole::execute(self, r, inputs, outputs);
+        }
+        if let (Kernel::Product(p), Work::Product(plan)) = (&prepared.bound, &prepared.work)
+            && integers::fits(p)
+        {
+            return integers::execute(self, p, plan, inputs, outputs);
         }
         if let Kernel::ScatterAdd(g) = &prepared.bound
             && !g.dtype.is_float()
@@ -281,6 +287,7 @@ pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
 fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
     match kernel {
         Kernel::Rows(r) if r.dtype == DType::I64 => [block::whole::scratch(r), 0],
+        Kernel::Product(p) if integers::fits(p) => [integers::scratch(p), 0],
         Kernel::Product(p) => [product::scratch::<S>(p), 0],
         Kernel::Products(p) => [product::scratch_of_all::<S>(p), 0],
         Kernel::Rows(r) => block::scratch::<S>(r),

@@ -99,7 +99,8 @@ impl Planes {
         let is_all = sides == 1 || sides == 2 && p.borders.iter().any(|b| is_before(&b));
         let is_plain = x.border.step == 1 && p.borders.iter().all(|b| b.spread == 1);
         let is_empty = p.sizes().contains(&0);
-        if !is_all || !is_plain || is_empty || Format::of(p.stored.b) != Format::Own {
+        let is_own = p.dtype.is_float() && Format::of(p.stored.b) == Format::Own;
+        if !is_all || !is_plain || is_empty || !is_own {
             return None;
         }
         let stride = x.border.stride;

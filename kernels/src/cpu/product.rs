@@ -31,9 +31,9 @@ const VECTOR: usize = 16;
 #[derive(Debug)]
 pub(super) struct Plan {
     batch: Vec<Loop>,
-    nest: Nest,
+    pub(super) nest: Nest,
     /// Whether `a` and `b` changed places.
-    swapped: bool,
+    pub(super) swapped: bool,
     /// How `a`, `b` and `c` of the description are stored.
     formats: [Format; 3],
     /// Whether it is of pairs, where the machine has an instruction for them.
@@ -93,6 +93,11 @@ pub(super) fn plan(p: &Product) -> Plan {
 }
 
 impl Plan {
+    /// The offsets in the operands and in the result of one entry of the batch.
+    pub(super) fn offsets(&self, entry: usize) -> [usize; 3] {
+        [0, 1, 2].map(|operand| offset(&self.batch, operand, entry))
+    }
+
     /// What is added to columns of the description as what is added to rows and to columns here.
     fn sides<T>(&self, of_columns: Option<T>) -> [Option<T>; 2] {
         if self.swapped { [of_columns, None] } else { [None, of_columns] }
@@ -133,7 +138,7 @@ pub(super) fn scratch_of_all<S>(p: &Products) -> usize {
 
 /// How a product is cut into tasks.
 #[derive(Clone, Copy)]
-struct Grid {
+pub(super) struct Grid {
     m: usize,
     n: usize,
     batch: usize,
@@ -144,7 +149,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(plan: &Plan, threads: usize) -> Grid {
+    pub(super) fn new(plan: &Plan, threads: usize) -> Grid {
         let (m, n) = (points(&plan.nest.m), points(&plan.nest.n));
         let batch = points(&plan.batch);
         let (row_parts, column_parts) = cut(m, n, threads.div_ceil(batch.max(1)));
@@ -152,8 +157,17 @@ impl Grid {
         Grid { m, n, batch, row_parts, column_parts, row_tile }
     }
 
-    fn tasks(&self) -> usize {
+    pub(super) fn tasks(&self) -> usize {
         self.batch * self.row_parts * self.column_parts
+    }
+
+    /// The entry of the batch, the rows and the columns of a task.
+    pub(super) fn part(&self, task: usize) -> (usize, [usize; 2], [usize; 2]) {
+        let Grid { m, n, row_parts, column_parts, row_tile, .. } = *self;
+        let (entry, part) = (task / (row_parts * column_parts), task % (row_parts * column_parts));
+        let (row_part, column_part) = (part / column_parts, part % column_parts);
+        let rows = piece(m, row_parts, row_part, row_tile);
+        (entry, rows, piece(n, column_parts, column_part, COLUMNS))
     }
 }
 
@@ -194,19 +208,17 @@ impl<'a, S: Scalar> Placed<'a, S> {
     }
 
     fn run(&self, cpu: &Cpu, grid: Grid, task: usize, scratch: &mut Bump) {
-        let Grid { m, n, row_parts, column_parts, row_tile, .. } = grid;
-        let (entry, part) = (task / (row_parts * column_parts), task % (row_parts * column_parts));
-        let (row_part, column_part) = (part / column_parts, part % column_parts);
-        let offset = |operand: usize| offset(&self.plan.batch, operand, entry);
+        let (entry, rows, columns) = grid.part(task);
+        let [of_a, of_b, of_c] = self.plan.offsets(entry);
         let part = Part {
             nest: &self.plan.nest,
-            rows: piece(m, row_parts, row_part, row_tile),
-            columns: piece(n, column_parts, column_part, COLUMNS),
-            a: self.a.moved::<S>(offset(0)),
-            b: self.b.moved::<S>(offset(1)),
-            c: self.c.wrapping_add(offset(2)),
-            epilogue: self.epilogue.moved(offset(2)),
-            rounded: self.rounded.map(|rounded| rounded.moved::<S>(offset(2))),
+            rows,
+            columns,
+            a: self.a.moved::<S>(of_a),
+            b: self.b.moved::<S>(of_b),
+            c: self.c.wrapping_add(of_c),
+            epilogue: self.epilogue.moved(of_c),
+            rounded: self.rounded.map(|rounded| rounded.moved::<S>(of_c)),
             then: self.then,
             scratch,
         };

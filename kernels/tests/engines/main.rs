@@ -14,6 +14,7 @@ mod flash;
 mod flash_warpgroup;
 mod formats;
 mod in_place;
+mod integers;
 mod moves;
 mod narrow;
 mod pairs;
@@ -96,7 +97,7 @@ pub(crate) enum Buffer {
     Bool(Vec<u8>),
     /// Codes of a format of two bytes.
     Wide(ir::DType, Vec<u16>),
-    /// Codes of a format of one byte.
+    /// Codes of a format of one byte, or integers of eight bits.
     Byte(ir::DType, Vec<u8>),
 }
 
@@ -126,6 +127,9 @@ impl Buffer {
             Buffer::I64(x) => x.iter().map(|&x| x as f64).collect(),
             Buffer::Bool(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Buffer::Wide(dtype, x) => x.iter().map(|&x| reference::decode(*dtype, x)).collect(),
+            Buffer::Byte(ir::DType::I8, x) => {
+                x.iter().map(|x| f64::from(x.cast_signed())).collect()
+            }
             Buffer::Byte(dtype, x) => {
                 x.iter().map(|&x| reference::decode(*dtype, u16::from(x))).collect()
             }

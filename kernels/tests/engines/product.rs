@@ -126,7 +126,7 @@ impl Framed {
         Some(element)
     }
 
-    fn reference(&self, kernels: &[f64], image: &[f64]) -> Vec<f64> {
+    pub(crate) fn reference(&self, kernels: &[f64], image: &[f64]) -> Vec<f64> {
         let (points, taps) =
             (self.image.iter().product::<usize>(), self.kernel[0] * self.kernel[1]);
         let mut all = Vec::new();
