@@ -51,6 +51,28 @@ inline double double_of_bits(unsigned long long bits) { double x; memcpy(&x, &bi
 
 inline unsigned int opaque(unsigned int x) { return x; }
 
+inline unsigned int rounded_bits(unsigned int, unsigned int, unsigned int, unsigned int, unsigned int);
+inline unsigned short bf16_bits(float x) {
+  unsigned int u = bits_of(x);
+  if ((u & 0x7fffffff) > 0x7f800000) return (unsigned short)(u >> 16 | 0x40);
+  return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline unsigned short f16_bits(float x) {
+  unsigned int u = bits_of(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+  if (a > 0x7f800000) return (unsigned short)(sign | 0x7e00);
+  if (a >= 0x477ff000) return (unsigned short)(sign | 0x7c00);
+  return (unsigned short)(sign | rounded_bits(a, 0x38800000, 0x3f000000, 0x38000000, 13));
+}
+inline float f16_number(unsigned short bits) {
+  unsigned int sign = (unsigned int)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 0) return float_of_bits(sign | bits_of((float)mantissa * 5.9604645e-8f));
+  if (exponent == 31) return float_of_bits(sign | 0x7f800000 | mantissa << 13);
+  return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+inline float smaller_or_nan(float a, float b) { return a != a || a < b ? a : b; }
+inline float normal_reciprocal(float x) { return 1.0f / x; }
+
 struct Index { unsigned int x, y, z; };
 
 namespace shim {
