@@ -23,6 +23,7 @@ mod rows;
 mod shim;
 mod skinny;
 mod tensor;
+mod transpose;
 mod warpgroup;
 mod whole;
 
