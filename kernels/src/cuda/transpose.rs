@@ -127,8 +127,8 @@ impl Transposition {
         text.end();
     }
 
-    /// Whether a vector lies behind the end of a loop; none where no tile does. Without a test loads
-    /// do not wait for each other.
+    /// Whether a vector lies behind the end of a loop; none where no tile does. Without a test
+    /// loads do not wait for each other.
     fn end(&self, of: [(&str, usize); 2]) -> Option<String> {
         let side = self.sizes()[1];
         let ends = of.iter().filter(|(_, size)| !size.is_multiple_of(side));

@@ -1,6 +1,6 @@
 //! Copies by tiles in shared memory, executed by the shim with all checks, against the CPU: on
-//! random shapes, types and alignments; which copies have them; banks that lanes access; mistakes in
-//! the text.
+//! random shapes, types and alignments; which copies have them; banks that lanes access; mistakes
+//! in the text.
 
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::cuda::{Functions, Move, Tile, functions};
