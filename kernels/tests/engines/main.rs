@@ -14,6 +14,7 @@ mod flash;
 mod flash_warpgroup;
 mod formats;
 mod in_place;
+mod longer;
 mod moves;
 mod narrow;
 mod pairs;
