@@ -16,6 +16,7 @@ mod formats;
 mod in_place;
 mod longer;
 mod moves;
+mod mutations;
 mod narrow;
 mod pairs;
 mod product;
