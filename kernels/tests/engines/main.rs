@@ -8,6 +8,7 @@
 
 mod attention;
 mod convolution;
+mod counts;
 mod cuda;
 mod elements;
 mod flash;

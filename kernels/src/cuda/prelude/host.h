@@ -183,6 +183,13 @@ void access_shared(unsigned int thread, const void* place, size_t bytes, bool wr
 #ifndef SHIM_CHECKED
 inline void access_shared(unsigned int, const void*, size_t, bool) {}
 #endif
+// Whether accesses are of the shim itself, and do not count.
+inline thread_local bool is_internal = false;
+// Counts an access by an instruction, which is any address that is the instruction's alone.
+void count_access(const void* place, size_t bytes, const void* instruction, bool is_matrix);
+#ifndef SHIM_COUNTED
+inline void count_access(const void*, size_t, const void*, bool) {}
+#endif
 
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
@@ -397,6 +404,9 @@ template <int BYTES> void cp_async(void* to, const void* from, bool is_there) {
             me.index.x, BYTES);
     abort();
   }
+  static const char instructions[2] = {};
+  if (is_there) shim::count_access(from, BYTES, instructions, false);
+  shim::count_access(to, BYTES, instructions + 1, false);
   // The bytes may be written at any time until the copy is waited for.
   shim::access_shared(me.index.x, to, BYTES, true);
   me.copies.push_back(shim::Copy{to, is_there ? from : nullptr, BYTES, me.group});
@@ -434,7 +444,9 @@ template <class P, class F> void warp_collective(P mine, F f) {
   if (is_last) {
     P* all[32];
     for (size_t i = 0; i < 32; i++) all[i] = (P*)block.shown[warp * 32 + i];
+    is_internal = true;
     f(all);
+    is_internal = false;
   }
   barrier_wait(block.warps[warp], 32, "an instruction of the warp");
 }
@@ -447,6 +459,8 @@ inline void load(unsigned int* x, const void* row, bool turns) {
     abort();
   }
   access_shared(block.current->index.x, row, 16, false);
+  static const char instruction = 0;
+  count_access(row, 16, &instruction, true);
   warp_collective(Matrices{x, (const unsigned char*)row}, [turns](Matrices** all) {
     for (int matrix = 0; matrix < 4; matrix++) {
       for (int lane = 0; lane < 32; lane++) {
@@ -1044,17 +1058,19 @@ inline UNCHECKED void access_shared(unsigned int thread, const void* place, size
   }
 }
 
-inline UNCHECKED void hook(const void* place, size_t bytes, bool writes) {
+inline UNCHECKED void hook(const void* place, size_t bytes, bool writes, const void* instruction) {
   if (array_count) access_shared(thread_index.x, place, bytes, writes);
+  count_access(place, bytes, instruction, false);
 }
 
 }  // namespace shim
 
-#define HOOKS(N)                                                                           \
-  UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false); }              \
-  UNCHECKED void __tsan_write##N(void* place) { shim::hook(place, N, true); }              \
-  UNCHECKED void __tsan_unaligned_read##N(void* place) { shim::hook(place, N, false); }    \
-  UNCHECKED void __tsan_unaligned_write##N(void* place) { shim::hook(place, N, true); }
+#define CALLER __builtin_return_address(0)
+#define HOOKS(N)                                                                               \
+  UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false, CALLER); }          \
+  UNCHECKED void __tsan_write##N(void* place) { shim::hook(place, N, true, CALLER); }          \
+  UNCHECKED void __tsan_unaligned_read##N(void* place) { shim::hook(place, N, false, CALLER); } \
+  UNCHECKED void __tsan_unaligned_write##N(void* place) { shim::hook(place, N, true, CALLER); }
 extern "C" {
 HOOKS(1)
 HOOKS(2)
@@ -1066,7 +1082,7 @@ UNCHECKED void __tsan_func_entry(void*) {}
 UNCHECKED void __tsan_func_exit() {}
 UNCHECKED void __tsan_vptr_update(void**, void*) {}
 UNCHECKED void __tsan_vptr_read(void**) {}
-UNCHECKED void __tsan_read_range(void* place, size_t bytes) { shim::hook(place, bytes, false); }
-UNCHECKED void __tsan_write_range(void* place, size_t bytes) { shim::hook(place, bytes, true); }
+UNCHECKED void __tsan_read_range(void* place, size_t bytes) { shim::hook(place, bytes, false, CALLER); }
+UNCHECKED void __tsan_write_range(void* place, size_t bytes) { shim::hook(place, bytes, true, CALLER); }
 }
 #endif
