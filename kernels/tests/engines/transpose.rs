@@ -112,7 +112,7 @@ fn turns(places: impl Iterator<Item = (usize, usize)>) -> usize {
 /// The swizzle of the text: where an element lies in shared memory, in bytes.
 fn place(bytes: usize, row: usize, column: usize) -> usize {
     let (width, side) = (16 / bytes, 128 / bytes);
-    (row * side + (column / width ^ row / width) * width + column % width) * bytes
+    (row * side + ((column / width) ^ (row / width)) * width + column % width) * bytes
 }
 
 /// Vectors are stored, eight lanes at a time, and elements of four columns are loaded, without two
