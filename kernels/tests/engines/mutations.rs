@@ -59,15 +59,8 @@ fn mutations(text: &str) -> Vec<Mutation> {
                         add((*from, *to), format!("{start} + ({step}) * 2"));
                     }
                 }
-                if let Some((from, to)) = call.template {
-                    let own = &text[from..to];
-                    for (at, _) in own.match_indices(", ") {
-                        let [is_mn, not] =
-                            if &own[at + 2..at + 3] == "0" { [0, 1] } else { [1, 0] };
-                        let found = own[at + 2..at + 3].parse();
-                        assert_eq!(found, Ok(is_mn), "{own} says which rows are along k");
-                        add((from + at + 2, from + at + 3), not.to_string());
-                    }
+                for (from, to, new) in call.template.map_or(Vec::new(), |of| majors(text, of)) {
+                    add((from, to), new.to_owned());
                 }
                 continue;
             }
@@ -104,6 +97,12 @@ fn mutations(text: &str) -> Vec<Mutation> {
         }
     }
     all
+}
+
+/// The flags of a template that say which rows are along k, and their opposites.
+fn majors(text: &str, (from, to): (usize, usize)) -> Vec<(usize, usize, &'static str)> {
+    let flags = text[from..to].match_indices(", ").map(|(at, _)| from + at + 2);
+    flags.map(|at| (at, at + 1, if &text[at..=at] == "0" { "1" } else { "0" })).collect()
 }
 
 /// A call of a part that orders threads or copies, or that names a matrix.
@@ -372,6 +371,12 @@ fn batched(p: &mut Product) {
     p.batch.push(LoopABC { size: 2, a: m * row, b: (k + 4) * p.k[0].b, c: m * n });
 }
 
+/// Rows of the second operand start at multiples of 4 bytes.
+fn unaligned(p: &mut Product) {
+    p.k[0].b = p.sizes()[2] + 4;
+    batched(p);
+}
+
 fn attention(sizes: [usize; 4], change: impl Fn(&mut Attention)) -> Attention {
     let mut a = windowed(&mut Random::new(11), sizes);
     change(&mut a);
@@ -407,11 +412,6 @@ fn subjects() -> Vec<Subject> {
     let skinny = |p: &mut Product| p.tiling = Tiling { family: Family::Skinny, split: 3 };
     let sliced = |p: &mut Product| p.tiling.split = 2;
     let along_k = |p: &mut Product| (p.n[0].b, p.k[0].b) = (p.sizes()[3], 1);
-    // Rows of the second operand start at multiples of 4 bytes.
-    let unaligned = |p: &mut Product| {
-        p.k[0].b = p.sizes()[2] + 4;
-        batched(p);
-    };
     let of = Subject::new;
     vec![
         of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
