@@ -42,6 +42,7 @@ mod tensor;
 mod text;
 mod tile;
 mod tiling;
+mod transpose;
 mod vector;
 mod warpgroup;
 
@@ -62,6 +63,7 @@ pub use slices::SliceSum;
 pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tile::Tile;
 pub use tiling::{SKINNY_ROWS, tiling, waves_filled};
+pub use transpose::Transposition;
 pub use vector::Vectorized;
 pub use warpgroup::{MappedOperand, StagedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
 

@@ -1,5 +1,5 @@
 //! Copies, fills, windows, look-ups, scatters and rotary embedding: one thread per element, or per
-//! vector of a copy whose rows are contiguous.
+//! vector of a copy whose rows are contiguous; transpositions by tiles (`transpose`).
 
 use std::fmt;
 
@@ -8,6 +8,7 @@ use ir::DType;
 use super::index::nest;
 use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, element, line, moved};
+use super::transpose::{self, Transposition};
 use crate::kernel::{Copy, CopyLoop, Gather, Positions, Rope, Window};
 
 /// Threads of a block.
@@ -29,6 +30,8 @@ pub enum Move {
     Copy(Copy),
     /// Copies up to 16 bytes of a row.
     CopyRows(RowCopy),
+    /// Copies a tile through shared memory.
+    Transpose(Transposition),
     /// Stores an element of a window into the whole.
     Place(Window),
     /// Loads an element of a window from the whole.
@@ -117,11 +120,18 @@ impl Move {
                 }
                 Positions::Table => Vec::new(),
             },
-            Move::Copy(c) | Move::CopyRows(RowCopy { copy: c, .. }) => {
+            Move::Copy(c)
+            | Move::CopyRows(RowCopy { copy: c, .. })
+            | Move::Transpose(Transposition { copy: c, .. }) => {
                 vec![Named::new("start", c.source_offset)]
             }
             Move::Fill { .. } | Move::Place(_) | Move::Take(_) => Vec::new(),
         }
+    }
+
+    /// Whether threads of a block synchronise.
+    pub(super) fn synchronizes(&self) -> bool {
+        matches!(self, Move::Transpose(_))
     }
 
     /// Threads that are needed.
@@ -130,6 +140,7 @@ impl Move {
             Move::Fill { len, .. } => *len,
             Move::Copy(c) => c.loops.iter().map(|l| l.size).product(),
             Move::CopyRows(c) => c.vectors(),
+            Move::Transpose(t) => t.tiles() * transpose::THREADS as usize,
             Move::Place(w) | Move::Take(w) => w.outer * w.len * w.inner,
             Move::Gather(g) | Move::Scatter(g) | Move::Replace(g) => g.outer * g.count * g.width,
             Move::Links(g) => g.count,
@@ -140,7 +151,9 @@ impl Move {
     /// The element type of a parameter in the text: what is only moved is an integer of its size.
     pub(super) fn pointer(&self, parameter: &Parameter) -> &'static str {
         match self {
-            Move::Fill { .. } | Move::Copy(_) | Move::CopyRows(_) => moved(parameter.dtype),
+            Move::Fill { .. } | Move::Copy(_) | Move::CopyRows(_) | Move::Transpose(_) => {
+                moved(parameter.dtype)
+            }
             Move::Place(w) | Move::Take(w)
                 if parameter.dtype == w.dtype && parameter.buffer != Buffer::Input(1) =>
             {
@@ -159,12 +172,15 @@ impl Move {
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let names: Vec<String> = parameters.iter().map(Parameter::name).collect();
-        line!(text, "const u64 at = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
-        line!(text, "if (at >= {}) return;", self.elements());
+        if !self.synchronizes() {
+            line!(text, "const u64 at = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
+            line!(text, "if (at >= {}) return;", self.elements());
+        }
         match self {
             Move::Fill { bits, .. } => line!(text, "{}[at] = {bits}ULL;", names[0]),
             Move::Copy(c) => print_copy(c, [&names[0], &names[1]], text),
             Move::CopyRows(c) => c.print([&names[0], &names[1]], text),
+            Move::Transpose(t) => t.print([&names[0], &names[1]], text),
             Move::Place(w) => {
                 print_window(w, &names[1], text);
                 line!(text, "{}[place] = {}[at];", names[2], names[0]);
@@ -321,12 +337,16 @@ fn print_rope(r: &Rope, names: &[String], text: &mut Text) {
 
 impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Move::Transpose(t) = self {
+            return t.fmt(f);
+        }
         f.write_str(match self {
             Move::Rope(_) => "one thread per pair of elements, all heads",
             Move::Links(_) => "one thread per id",
             Move::CopyRows(_) => "one thread per vector of a row",
             Move::Fill { .. }
             | Move::Copy(_)
+            | Move::Transpose(_)
             | Move::Place(_)
             | Move::Take(_)
             | Move::Gather(_)

@@ -66,16 +66,32 @@ impl<'r> Program<'r> {
         (0..self.rows.instrs.len()).filter(is_meant).collect()
     }
 
-    /// The vectors that some values are made of, these too.
-    pub(super) fn vectors_of(&self, values: impl IntoIterator<Item = usize>) -> BTreeSet<usize> {
+    /// The vectors that some values are made of, these too; not those that known ones are made of.
+    pub(super) fn vectors_of(
+        &self,
+        values: impl IntoIterator<Item = usize>,
+        known: &BTreeSet<usize>,
+    ) -> BTreeSet<usize> {
         let mut needed = BTreeSet::new();
         let mut open: Vec<usize> = values.into_iter().collect();
         while let Some(value) = open.pop() {
-            if self.vectors[value] && needed.insert(value) {
+            if self.vectors[value] && needed.insert(value) && !known.contains(&value) {
                 open.extend(self.rows.instrs[value].operands());
             }
         }
         needed
+    }
+
+    /// For each pass over a row, the vectors that it needs: one for the reductions of each level
+    /// that has some, and the last one for what is stored and summed.
+    pub(super) fn passes(&self) -> Vec<BTreeSet<usize>> {
+        let none = BTreeSet::new();
+        let level = |level: usize| {
+            let reduced = self.reductions(level).into_iter().map(|(_, _, x)| x);
+            self.vectors_of(reduced, &none)
+        };
+        let last = self.vectors_of(self.rows.outputs.iter().map(Output::value), &none);
+        (0..=self.depth()).map(level).chain([last]).collect()
     }
 
     /// Prints the streams of all draws, which differ by neither row nor column.
@@ -97,6 +113,30 @@ impl<'r> Program<'r> {
     pub(super) fn values(&self, text: &mut Text, values: &BTreeSet<usize>) {
         for at in values {
             line!(text, "const {} v{at} = {};", self.compute(), self.value(*at));
+        }
+    }
+
+    /// The same of a pass over a row, of which some values are kept for the passes behind it, and
+    /// known once one has computed them.
+    pub(super) fn values_of_pass(
+        &self,
+        text: &mut Text,
+        values: &BTreeSet<usize>,
+        kept: &[usize],
+        known: &mut BTreeSet<usize>,
+    ) {
+        let width = self.vector.as_ref().map_or(1, |vector| vector.width);
+        for at in values {
+            let place = format!("kept_v{at}[turn * {width} + e]");
+            if known.contains(at) {
+                line!(text, "const {} v{at} = {place};", self.compute());
+                continue;
+            }
+            line!(text, "const {} v{at} = {};", self.compute(), self.value(*at));
+            if kept.contains(at) {
+                line!(text, "{place} = v{at};");
+                known.insert(*at);
+            }
         }
     }
 

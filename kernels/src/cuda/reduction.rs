@@ -4,7 +4,8 @@
 //! of their columns. Each thread adds up its own columns, in registers where they fit, its block
 //! adds up what its warps have, and a second function adds the partial sums of all blocks. Rows of
 //! a block depend on the shape alone. A reduction over a row is one pass over it, which computes
-//! again what it depends on; what is loaded stays in registers from pass to pass where it fits.
+//! again what it depends on; what is loaded stays in registers from pass to pass where it fits, and
+//! so do exponentials and other functions that take many operations.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,6 +41,8 @@ pub struct RowReduction {
     pub in_registers: bool,
     /// Whether what is loaded by vectors stays in registers for all passes.
     pub keeps: bool,
+    /// Values that stay in registers from the pass that computes them on.
+    pub kept_values: Vec<usize>,
     /// For each output that is a sum, the workspace of its partial sums, one per block.
     pub partials: Vec<Option<usize>>,
     /// Vectorised accesses; none where each element is accessed alone.
@@ -115,11 +118,12 @@ impl RowReduction {
         if self.keeps {
             self.load(&program, text);
         }
+        let mut known = BTreeSet::new();
         for level in 0..=program.depth() {
-            self.reduce(&program, level, text);
+            self.reduce(&program, level, &mut known, text);
             program.values(text, &program.row_scalars(level));
         }
-        self.write(&program, parameters, text);
+        self.write(&program, parameters, &mut known, text);
         text.end();
         self.finish_sums(text);
     }
@@ -175,13 +179,23 @@ impl RowReduction {
     fn load(&self, program: &Program<'_>, text: &mut Text) {
         let Some(turns) = self.turns else { return };
         program.declare_kept(turns, text);
+        for value in &self.kept_values {
+            let count = turns * self.width();
+            line!(text, "{} kept_v{value}[{count}];", program.compute());
+        }
         self.open_turns(text);
         program.keep(text);
         text.end();
     }
 
     /// Prints the reductions of a level, in one pass over the row.
-    fn reduce(&self, program: &Program<'_>, level: usize, text: &mut Text) {
+    fn reduce(
+        &self,
+        program: &Program<'_>,
+        level: usize,
+        known: &mut BTreeSet<usize>,
+        text: &mut Text,
+    ) {
         let (rows, compute) = (program.rows, program.compute());
         let (vectors, others): (Vec<_>, Vec<_>) =
             program.reductions(level).into_iter().partition(|(_, _, x)| program.vectors[*x]);
@@ -199,9 +213,9 @@ impl RowReduction {
         for (at, op, _) in &vectors {
             line!(text, "{compute} v{at} = {};", identity(*op, rows.dtype));
         }
-        let values = program.vectors_of(vectors.iter().map(|(_, _, x)| *x));
+        let values = program.vectors_of(vectors.iter().map(|(_, _, x)| *x), known);
         self.open_columns(program, (&values, &[]), text);
-        program.values(text, &values);
+        program.values_of_pass(text, &values, &self.kept_values, known);
         for (at, op, x) in &vectors {
             // The sum of one number is that, its sign too if it is zero.
             let next = match (op, rows.cols) {
@@ -217,8 +231,20 @@ impl RowReduction {
             } else {
                 let of = (*op, rows.dtype);
                 reduce_group(self.group, &format!("v{at}"), "warp_values", of, text);
+                // Before others write there.
+                if self.group == THREADS && !self.is_last(program, *at) {
+                    line!(text, "sync_block();");
+                }
             }
         }
+    }
+
+    /// Whether a reduction is the last one of the block: of its only row, without sums behind it.
+    fn is_last(&self, program: &Program<'_>, value: usize) -> bool {
+        let is_it = |(at, _, x): &(usize, ReduceOp, usize)| program.vectors[*x].then_some(*at);
+        let reductions = (0..=program.depth()).flat_map(|level| program.reductions(level));
+        let last = reductions.collect::<Vec<_>>().iter().filter_map(is_it).next_back();
+        self.chunk == 1 && self.partials.iter().all(Option::is_none) && last == Some(value)
     }
 
     /// Opens the unrolled loop over the columns of a lane, from `first` on.
@@ -274,7 +300,13 @@ impl RowReduction {
     }
 
     /// Prints the last pass over the row: sums and stores.
-    fn write(&self, program: &Program<'_>, parameters: &[Parameter], text: &mut Text) {
+    fn write(
+        &self,
+        program: &Program<'_>,
+        parameters: &[Parameter],
+        known: &mut BTreeSet<usize>,
+        text: &mut Text,
+    ) {
         let rows = program.rows;
         let target = |at: usize| parameters[rows.inputs.len() + at].name();
         let is_vector = |output: &&Output| match output {
@@ -284,11 +316,11 @@ impl RowReduction {
         };
         let wanted: Vec<usize> = rows.outputs.iter().filter(is_vector).map(Output::value).collect();
         if !wanted.is_empty() {
-            let values = program.vectors_of(wanted);
+            let values = program.vectors_of(wanted, known);
             let stored = rows.outputs.iter().enumerate().filter(|(_, output)| is_vector(output));
             let targets: Vec<(usize, String)> = stored.map(|(at, _)| (at, target(at))).collect();
             self.open_columns(program, (&values, &targets), text);
-            program.values(text, &values);
+            program.values_of_pass(text, &values, &self.kept_values, known);
             for (at, output) in rows.outputs.iter().enumerate() {
                 self.add(program, (at, output), text);
             }
@@ -384,6 +416,7 @@ impl RowReduction {
         for (at, workspace) in self.totals() {
             let total = format!("total{at}");
             reduce_group(THREADS, &total, shared, (ReduceOp::Sum, dtype), text);
+            line!(text, "sync_block();");
             line!(text, "if (threadIdx.x == 0) {workspace}[blockIdx.x] = {total};");
         }
     }
@@ -411,7 +444,6 @@ fn reduce_group(
     line!(text, "for (int warp = 1; warp < {}; warp += 1) {{", THREADS / 32);
     line!(text, "{value} = {};", combined(op, dtype, value, &format!("{shared}[warp]")));
     text.end();
-    line!(text, "sync_block();");
 }
 
 impl PartialSums {
@@ -478,7 +510,8 @@ impl fmt::Display for RowReduction {
             write!(f, ", {segment} columns of each")?;
         }
         show_width(f, self.vector.as_ref())?;
-        f.write_str(if self.keeps { ", loaded once" } else { "" })
+        f.write_str(if self.keeps { ", loaded once" } else { "" })?;
+        f.write_str(if self.kept_values.is_empty() { "" } else { ", exponentials computed once" })
     }
 }
 

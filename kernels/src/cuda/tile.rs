@@ -61,7 +61,8 @@ impl Tile {
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
-            Tile::Elementwise(_) | Tile::SliceSum(_) | Tile::Lines(_) | Tile::Move(_) => false,
+            Tile::Move(tile) => tile.synchronizes(),
+            Tile::Elementwise(_) | Tile::SliceSum(_) | Tile::Lines(_) => false,
         }
     }
 

@@ -10,7 +10,7 @@ use ir::op::Operands;
 
 use crate::shim::{Library, compiler};
 use crate::skinny::tiled;
-use crate::tensor::{is_near, mistaken};
+use crate::tensor::{is_near, mistaken, share_of_bound};
 use crate::{Buffer, Case, Random, same_bits};
 
 /// What tensor cores multiply a product's operands as, if they do.
@@ -20,7 +20,7 @@ fn elements(functions: &Functions) -> Option<Elements> {
 }
 
 /// The first architecture that multiplies operands of a type.
-fn arch(p: &Product) -> Arch {
+pub(crate) fn arch(p: &Product) -> Arch {
     if p.stored.a == DType::F32 { Arch::Sm80 } else { Arch::Sm89 }
 }
 
@@ -55,9 +55,9 @@ fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usize; 3]) -> 
 }
 
 /// A product, its launch, and the launch whose operands are rounded as tensor cores round them.
-struct Rounded {
-    product: Product,
-    case: Case,
+pub(crate) struct Rounded {
+    pub(crate) product: Product,
+    pub(crate) case: Case,
     rounded: Case,
 }
 
@@ -73,12 +73,17 @@ impl Rounded {
         Rounded { product, case, rounded }
     }
 
+    /// The largest share of the bound.
+    pub(crate) fn share(&self, found: &Buffer) -> f64 {
+        share_of_bound(&self.product, &self.rounded, found, [None; 2]).share
+    }
+
     fn finding(&self, found: &Buffer) -> Option<String> {
         is_near(&self.product, &self.rounded, found, [None; 2])
     }
 }
 
-fn cases(count: u64) -> Vec<Rounded> {
+pub(crate) fn cases(count: u64) -> Vec<Rounded> {
     let case = |number: u64| {
         let mut random = Random::new(number + 2600);
         let bytes = [DType::F8E4M3, DType::F8E5M2];

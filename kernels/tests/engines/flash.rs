@@ -74,10 +74,19 @@ impl Expected {
 
     /// Whether outputs are further off than twice the CPU's.
     pub(crate) fn is_off(&self, found: &[Buffer]) -> bool {
-        let off = distance(&found[0].numbers(), &self.out);
         let is_off = |(found, want): (f64, &f64)| (found - want).abs() > 1e-4 && found != *want;
         let mut lse = found[1].numbers().into_iter().zip(&self.lse);
-        !off.is_finite() || off > 2.0 * self.distance || lse.any(is_off)
+        self.share(found) > 1.0 || lse.any(is_off)
+    }
+
+    /// The distance of the output over twice the CPU's.
+    pub(crate) fn share(&self, found: &[Buffer]) -> f64 {
+        let off = distance(&found[0].numbers(), &self.out);
+        match off {
+            0.0 => 0.0,
+            off if off.is_finite() => off / (2.0 * self.distance),
+            _ => f64::INFINITY,
+        }
     }
 }
 
@@ -187,15 +196,15 @@ fn bits_of_a_query_on_tensor_cores_do_not_depend_on_other_queries() {
 }
 
 /// A gradient, with its outputs in f64 and the distances of the CPU's.
-struct ExpectedGradient {
-    case: Case,
+pub(crate) struct ExpectedGradient {
+    pub(crate) case: Case,
     gradients: Vec<Vec<f64>>,
     distances: Vec<f64>,
 }
 
 impl ExpectedGradient {
     /// Of the outputs of a forward pass in f64.
-    fn new(random: &mut Random, a: &Attention) -> ExpectedGradient {
+    pub(crate) fn new(random: &mut Random, a: &Attention) -> ExpectedGradient {
         let a = Attention { bias_grad: false, ..a.clone() };
         let Expected { case: Case { inputs, .. }, out, lse, .. } = Expected::new(random, a.clone());
         let mut case = Case::new(random, Kernel::AttentionBwd(a.clone()));
@@ -227,6 +236,16 @@ impl ExpectedGradient {
         let pairs = found.iter().zip(&all);
         let distances = pairs.map(|(found, want)| distance(&found.numbers(), want)).collect();
         ExpectedGradient { case, gradients: all, distances }
+    }
+
+    /// The largest distance of a gradient over twice the CPU's.
+    pub(crate) fn share(&self, found: &[Buffer]) -> f64 {
+        let all = found.iter().zip(&self.gradients).zip(&self.distances);
+        let shares = all.map(|((found, want), of_cpu)| {
+            let off = distance(&found.numbers(), want);
+            if off == 0.0 { 0.0 } else { off / (2.0 * of_cpu) }
+        });
+        shares.fold(0.0, |most, share| if share > most || share.is_nan() { share } else { most })
     }
 
     /// The first gradient that is further off than twice the CPU's.

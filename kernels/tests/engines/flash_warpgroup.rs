@@ -66,7 +66,7 @@ fn attention_runs_on_warpgroups_where_tma_copies_its_operands() {
 }
 
 /// An attention of one batch over contiguous buffers, causal with a window.
-fn windowed(random: &mut Random, [queries, keys, heads, dim]: [usize; 4]) -> Attention {
+pub(crate) fn windowed(random: &mut Random, [queries, keys, heads, dim]: [usize; 4]) -> Attention {
     let layout = |length: usize| Attention::contiguous(length, heads, dim);
     Attention {
         batch: 1,

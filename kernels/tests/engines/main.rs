@@ -8,6 +8,7 @@
 
 mod attention;
 mod convolution;
+mod counts;
 mod cuda;
 mod elements;
 mod flash;
@@ -15,7 +16,9 @@ mod flash_warpgroup;
 mod formats;
 mod in_place;
 mod integers;
+mod longer;
 mod moves;
+mod mutations;
 mod narrow;
 mod pairs;
 mod pitch;
@@ -25,6 +28,7 @@ mod rows;
 mod shim;
 mod skinny;
 mod tensor;
+mod transpose;
 mod warpgroup;
 mod whole;
 

@@ -16,6 +16,7 @@ use gantline_kernels::cuda::{Buffer, Functions, host_prelude};
 pub(crate) struct Library {
     kernels: Vec<Compiled>,
     report: Option<Report>,
+    counters: Option<(Region, TakeCounts)>,
     gpu: Option<gpu::Launches>,
 }
 
@@ -29,6 +30,24 @@ struct Compiled {
 /// The first finding of the checks since the last call on this thread, as text of C.
 type Report = unsafe extern "C" fn() -> *const c_char;
 
+/// Names a buffer whose accesses are counted.
+type Region = unsafe extern "C" fn(*const c_void, usize);
+
+/// Stores the counts since the last call.
+type TakeCounts = unsafe extern "C" fn(*mut Counts);
+
+/// What launches have accessed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Sectors of global memory that requests touch, and as many as their bytes fill.
+    pub(crate) sectors: [u64; 2],
+    /// Turns of the banks of shared memory that requests take, and as many as their words fill.
+    pub(crate) turns: [u64; 2],
+    /// Those of `ldmatrix`.
+    pub(crate) matrix_turns: [u64; 2],
+}
+
 /// Buffers, scalars, and the seed of the order of threads.
 type Launcher = unsafe extern "C" fn(*const *mut c_void, *const i64, u64);
 
@@ -40,6 +59,9 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
+/// Has accesses counted.
+const COUNTED: &str = "-DSHIM_COUNTED";
+
 /// Symbols are found when the library is opened.
 const RTLD_NOW: c_int = 2;
 
@@ -50,7 +72,7 @@ impl Library {
             let gpu = Some(gpu::Launches::new(context, &kernels));
             let of_kernel = |(kernel, functions)| Compiled { kernel, functions, launchers: vec![] };
             let kernels = kernels.into_iter().map(of_kernel).collect();
-            return Some(Library { kernels, report: None, gpu });
+            return Some(Library { kernels, report: None, counters: None, gpu });
         }
         Library::changed(name, kernels, &|_, text| text)
     }
@@ -73,6 +95,12 @@ impl Library {
         Library::compile(name, kernels, change, &["-fsanitize=thread", "-DSHIM_CHECKED"])
     }
 
+    /// The same, which counts accesses to buffers and to shared memory.
+    pub(crate) fn counted(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
+        let options = ["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED];
+        Library::compile(name, kernels, &|_, text| text, &options)
+    }
+
     fn compile(
         name: &str,
         kernels: Vec<(Kernel, Functions)>,
@@ -80,6 +108,9 @@ impl Library {
         options: &[&str],
     ) -> Option<Library> {
         let mut text = host_prelude();
+        if options.contains(&COUNTED) {
+            text += include_str!("counts.h");
+        }
         for (at, (_, functions)) in kernels.iter().enumerate() {
             for (number, function) in functions.functions.iter().enumerate() {
                 let name = symbol(at, number);
@@ -92,6 +123,16 @@ impl Library {
         let report = unsafe {
             let found = dlsym(library, c"shim_report".as_ptr());
             (!found.is_null()).then(|| std::mem::transmute::<*mut c_void, Report>(found))
+        };
+        // SAFETY: the library is open; what counts declares both with these signatures.
+        let counters = unsafe {
+            let found = [c"shim_region", c"shim_counts"].map(|name| dlsym(library, name.as_ptr()));
+            (!found[0].is_null() && !found[1].is_null()).then(|| {
+                (
+                    std::mem::transmute::<*mut c_void, Region>(found[0]),
+                    std::mem::transmute::<*mut c_void, TakeCounts>(found[1]),
+                )
+            })
         };
         let launcher = |at: usize, number: usize| {
             let name = CString::new(format!("{}_launch", symbol(at, number))).expect("no zeros");
@@ -107,7 +148,17 @@ impl Library {
             Compiled { kernel, functions, launchers }
         };
         let kernels = kernels.into_iter().enumerate().map(of_kernel).collect();
-        Some(Library { kernels, report, gpu: None })
+        Some(Library { kernels, report, counters, gpu: None })
+    }
+
+    /// What launches on this thread have accessed since the last call.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        if let Some((_, take)) = self.counters {
+            // SAFETY: the library is open, and stores as many numbers as there are.
+            unsafe { take(&raw mut counts) };
+        }
+        counts
     }
 
     /// The first finding of the checks on this thread since the last call.
@@ -161,6 +212,19 @@ impl Library {
         assert!(memory.is_none_or(|memory| memory.len() == bytes), "{kernel:?}: {bytes}");
         let start: *mut u8 = memory.map_or(own.as_mut_ptr().cast(), ViewMut::as_ptr);
         let workspaces = functions.workspace_ranges();
+        if let Some((region, _)) = self.counters {
+            let inputs = inputs.iter().map(|view| (view.as_ptr().cast(), view.len()));
+            let outputs =
+                outputs.iter().map(|view| (view.as_ptr().cast_const().cast(), view.len()));
+            let passed = workspaces.iter().map(|range| {
+                let (from, to) = (range.start as usize, range.end as usize);
+                // SAFETY: the memory is as long as all workspaces.
+                (unsafe { start.add(from) }.cast_const().cast(), to - from)
+            });
+            // SAFETY: the library is open, and keeps the address, which it does not read, until
+            // counts are taken.
+            inputs.chain(outputs).chain(passed).for_each(|(at, len)| unsafe { region(at, len) });
+        }
         for (function, launcher) in functions.functions.iter().zip(launchers) {
             let address = |buffer: Buffer| -> *mut c_void {
                 match buffer {

@@ -53,9 +53,9 @@ fn matrix(random: &mut Random, [m, n, k]: [usize; 3]) -> Product {
 }
 
 /// A launch, its product, and which inputs are added to the result.
-type Added = (Case, Product, [Option<usize>; 2]);
+pub(crate) type Added = (Case, Product, [Option<usize>; 2]);
 
-fn cases(count: u64) -> Vec<Added> {
+pub(crate) fn cases(count: u64) -> Vec<Added> {
     let case = |number: u64| {
         let mut random = Random::new(number + 1700);
         let is_wide = number % 4 == 1;

@@ -78,6 +78,27 @@ fn ulp(dtype: DType, x: f64) -> f64 {
     x.abs().max(least) * 2_f64.powi(1 - bits)
 }
 
+/// The element of a result that is furthest from where it should be: above 1 it is too far.
+pub(crate) struct Furthest {
+    /// The distance over its bound.
+    pub(crate) share: f64,
+    pub(crate) element: usize,
+    /// What it is, and should be.
+    pub(crate) found: f64,
+    pub(crate) wanted: f64,
+}
+
+impl Furthest {
+    /// That of no element.
+    pub(crate) const NONE: Furthest = Furthest { share: 0.0, element: 0, found: 0.0, wanted: 0.0 };
+
+    /// The further one of these two; no number is furthest.
+    pub(crate) fn or(self, share: f64, element: usize, [found, wanted]: [f64; 2]) -> Furthest {
+        let share = if share.is_nan() { f64::INFINITY } else { share };
+        if share > self.share { Furthest { share, element, found, wanted } } else { self }
+    }
+}
+
 /// Whether an output is as near to the exact sum as the table of bounds says, else where it is not.
 pub(crate) fn is_near(
     p: &Product,
@@ -85,10 +106,22 @@ pub(crate) fn is_near(
     found: &Buffer,
     added: [Option<usize>; 2],
 ) -> Option<String> {
+    let Furthest { share, element, found, wanted } = share_of_bound(p, case, found, added);
+    (share > 1.0).then(|| format!("{p:?}: element {element} is {found}, not {wanted}"))
+}
+
+/// The element of an output that is furthest from the exact sum, as a share of the bound.
+pub(crate) fn share_of_bound(
+    p: &Product,
+    case: &Case,
+    found: &Buffer,
+    added: [Option<usize>; 2],
+) -> Furthest {
     let [a, b] = [0, 1].map(|at: usize| case.inputs[at].numbers());
     let (old, found) = (case.old[0].numbers(), found.numbers());
     let [bias, addend] = added.map(|at| at.map(|at| case.inputs[at].numbers()));
     let terms = contracted(p);
+    let mut furthest = Furthest::NONE;
     for ([in_a, in_b, in_c], n) in elements(p) {
         let start = if p.accumulate { old[in_c] } else { 0.0 };
         let (mut sum, mut most) = (start, start.abs());
@@ -104,12 +137,10 @@ pub(crate) fn is_near(
             sum += more;
             limit += ulp(p.stored.c, sum.abs() + limit);
         }
-        let apart = (found[in_c] - sum).abs();
-        if apart.is_nan() || apart > limit {
-            return Some(format!("{p:?}: element {in_c} is {}, not {sum}", found[in_c]));
-        }
+        let share = (found[in_c] - sum).abs() / limit;
+        furthest = furthest.or(share, in_c, [found[in_c], sum]);
     }
-    None
+    furthest
 }
 
 fn is_tensor(functions: &Functions) -> bool {
@@ -117,7 +148,7 @@ fn is_tensor(functions: &Functions) -> bool {
 }
 
 /// Products on random shapes, of which every fourth is one of several with a bias and an addend.
-fn cases(count: u64) -> Vec<(Case, Product, [Option<usize>; 2])> {
+pub(crate) fn cases(count: u64) -> Vec<(Case, Product, [Option<usize>; 2])> {
     let edges = [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 64, 70, 127, 128, 129, 136];
     let case = |number: u64| {
         let mut random = Random::new(number);
@@ -265,7 +296,7 @@ fn mistakes_in_the_text_of_a_product_are_found() {
 }
 
 /// Softmax of rows that are longer than what a warp takes.
-fn softmax() -> Rows {
+pub(crate) fn softmax() -> Rows {
     let [rows, cols] = [3, 1100];
     let input = RowInput { dtype: DType::F32, access: Access::full(rows, cols) };
     let output =
@@ -288,7 +319,7 @@ fn softmax() -> Rows {
     }
 }
 
-fn attention() -> Attention {
+pub(crate) fn attention() -> Attention {
     let [batch, queries, keys, heads, kv_heads, dim] = [1, 37, 70, 2, 1, 40];
     let of_queries = [queries * heads * dim, heads * dim, dim];
     let of_keys = [keys * kv_heads * dim, kv_heads * dim, dim];

@@ -54,9 +54,9 @@ fn matrix(
 }
 
 /// A launch, its product, and which inputs are added to the result.
-type Added = (Case, Product, [Option<usize>; 2]);
+pub(crate) type Added = (Case, Product, [Option<usize>; 2]);
 
-fn cases(count: u64) -> Vec<Added> {
+pub(crate) fn cases(count: u64) -> Vec<Added> {
     let edges = [1, 7, 8, 16, 33, 64, 65, 128, 129, 136];
     // Every third has rows that start anywhere.
     let case = |number: u64| {

@@ -13,8 +13,8 @@ use ir::DType;
 use ir::op::Operands;
 use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
-    Access, Attention, BinaryOp, Family, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output,
-    Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
+    Access, Attention, BinaryOp, Copy, CopyLoop, Family, Instr, Kernel, LoopAB, LoopAC, LoopBC,
+    Offset, Output, Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -132,6 +132,20 @@ fn rows(dtype: DType, more: &[Instr], value: usize) -> Kernel {
     })
 }
 
+fn transposition() -> Kernel {
+    let [rows, columns] = [512, 2048];
+    Kernel::Copy(Copy {
+        loops: vec![
+            CopyLoop { size: columns, source: 1, target: rows },
+            CopyLoop { size: rows, source: columns, target: 1 },
+        ],
+        source_offset: Offset::ZERO,
+        target_offset: 0,
+        zero_first: 0,
+        dtype: DType::BF16,
+    })
+}
+
 fn by_mma(what: &'static str, kernel: Kernel) -> Expected {
     Expected {
         what,
@@ -231,6 +245,21 @@ fn expectations() -> Vec<Expected> {
         stream("sum of F32", rows(DType::F32, &[], 2)),
         stream("softmax of BF16", rows(DType::BF16, &softmax, 7)),
     ];
+    // The only branch of a map is that of threads without points, which end.
+    let map = |what, op, x| Expected {
+        has: &["LDG", "STG", "MUFU", "F2FP"],
+        lacks: &["BSSY", "CALL", "F2I", "FRND"],
+        ..stream(what, rows(DType::BF16, &[Instr::Unary { op, x }], 3))
+    };
+    all.extend([
+        map("GELU of BF16", UnaryOp::GeluTanh, 2),
+        map("SiLU of BF16", UnaryOp::Silu, 2),
+        map("hyperbolic tangent of BF16", UnaryOp::Tanh, 2),
+        Expected {
+            has: &["LDG", "STS", "LDS", "STG", "BAR"],
+            ..stream("transposition of BF16", transposition())
+        },
+    ]);
     all.extend(products_of_other_elements());
     all
 }
@@ -314,6 +343,10 @@ fn kernels_have_the_instructions_that_they_were_written_for() {
                 functions.map(|(_, operations)| operations).collect();
             let what = expected.what;
             assert!(!functions.is_empty(), "{what}: its functions are listed");
+            // The end of a listing is a loop that nothing enters, and its padding.
+            let operations = functions.iter().flat_map(|of| of.iter());
+            let count = operations.filter(|operation| kind(operation) != "NOP").count();
+            println!("{what} for {arch}: {count} operations");
             assert_eq!(wrong(expected, &functions), Vec::<String>::new(), "{what} for {arch}");
         }
     }

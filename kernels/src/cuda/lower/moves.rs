@@ -6,6 +6,7 @@ use crate::cuda::function::{Function, Functions};
 use crate::cuda::moves::{Move, RowCopy, THREADS};
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::tile::Tile;
+use crate::cuda::transpose::Transposition;
 use crate::kernel::{Copy, CopyLoop, Fill, Gather, Rope};
 use crate::offset::Offset;
 
@@ -82,7 +83,13 @@ pub(super) fn copy(what: &str, c: &Copy, [source, target]: [Parameter; 2], all: 
         let zeros = Move::Fill { len: c.zero_first, dtype: c.dtype, bits: 0 };
         all.functions.push(function(&format!("{what}: zeros"), vec![target], zeros));
     }
-    let tile = by_rows(c).map_or_else(|| Move::Copy(c.clone()), Move::CopyRows);
+    let offset = match c.source_offset {
+        Offset::Fixed(offset) => Some(offset.unsigned_abs()),
+        Offset::Scalar { .. } => None,
+    };
+    let tile = by_rows(c).map(Move::CopyRows);
+    let tile = tile.or_else(|| Transposition::of(c, offset).map(Move::Transpose));
+    let tile = tile.unwrap_or_else(|| Move::Copy(c.clone()));
     all.functions.push(function(what, vec![source, target], tile));
 }
 

@@ -2,12 +2,12 @@
 
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Parameter};
-use crate::cuda::program::offsets;
+use crate::cuda::program::{Program, offsets};
 use crate::cuda::reduction::{PartialSums, RowReduction, total_of};
 use crate::cuda::rows::THREADS;
 use crate::cuda::tile::Tile;
 use crate::cuda::vector::Vectorized;
-use crate::rows::{Instr, Output, RowInput, Rows};
+use crate::rows::{BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 
 /// Longest row that one warp reduces. Chosen: 32 elements per lane.
 const WARP_COLS: usize = 1024;
@@ -113,6 +113,8 @@ fn spread(rows: &Rows) -> RowReduction {
     };
     let kept: usize = rows.inputs.iter().enumerate().map(registers).sum();
     let keeps = reduces && kept > 0 && kept <= KEPT;
+    let of_value = turns * width * (rows.dtype.size() as usize).div_ceil(4);
+    let room = if keeps { (KEPT - kept) / of_value.max(1) } else { 0 };
     RowReduction {
         rows: rows.clone(),
         group: group as u32,
@@ -122,7 +124,52 @@ fn spread(rows: &Rows) -> RowReduction {
         turns: (in_registers || keeps).then_some(turns),
         in_registers,
         keeps,
+        kept_values: costly(rows, vector.as_ref()).into_iter().take(room).collect(),
         partials: vec![None; rows.outputs.len()],
         vector,
     }
+}
+
+/// Values of many operations that several passes over a row need, the last one first.
+fn costly(rows: &Rows, vector: Option<&Vectorized>) -> Vec<usize> {
+    let passes = Program::new(rows, Vec::new(), vector).passes();
+    let is_costly = |at: &usize| match &rows.instrs[*at] {
+        Instr::Unary { op, .. } => matches!(
+            op,
+            UnaryOp::Exp
+                | UnaryOp::Log
+                | UnaryOp::Sqrt
+                | UnaryOp::Rsqrt
+                | UnaryOp::Recip
+                | UnaryOp::Tanh
+                | UnaryOp::Erf
+                | UnaryOp::Sin
+                | UnaryOp::Cos
+                | UnaryOp::Sigmoid
+                | UnaryOp::GeluTanh
+                | UnaryOp::GeluErf
+                | UnaryOp::Silu
+        ),
+        Instr::Binary { op, .. } => matches!(
+            op,
+            BinaryOp::Div
+                | BinaryOp::Pow
+                | BinaryOp::GeluTanhGrad
+                | BinaryOp::GeluErfGrad
+                | BinaryOp::SiluGrad
+        ),
+        Instr::Random(_) => true,
+        Instr::Load { .. }
+        | Instr::Const { .. }
+        | Instr::Index { .. }
+        | Instr::Select { .. }
+        | Instr::Reduce { .. } => false,
+    };
+    let is_repeated = |at: &usize| passes.iter().filter(|pass| pass.contains(at)).count() > 1;
+    let vectors = rows.vectors();
+    let all = (0..rows.instrs.len()).filter(|at| vectors[*at] && is_costly(at) && is_repeated(at));
+    // The last ones first: what they are made of is then not needed again.
+    let mut all: Vec<usize> = all.collect();
+    all.reverse();
+    all
 }

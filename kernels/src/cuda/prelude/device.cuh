@@ -17,6 +17,42 @@ PART float float_of_bits(unsigned int bits) { return __uint_as_float(bits); }
 PART unsigned int bits_of(float x) { return __float_as_uint(x); }
 PART double double_of_bits(unsigned long long bits) { return __longlong_as_double((long long)bits); }
 
+// Numbers of BF16 and F16, to nearest, ties to even; of what is no number another one. F2FP and
+// HADD2 instead of several operations on integers each.
+PART unsigned short bf16_bits(float x) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+PART unsigned short f16_bits(float x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+PART float f16_number(unsigned short bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+// The larger and the smaller number, or what is no number.
+PART float larger_or_nan(float a, float b) {
+  float x;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+  return x;
+}
+PART float smaller_or_nan(float a, float b) {
+  float x;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+  return x;
+}
+// The reciprocal of a number between 2^-126 and 2^126: what a division of one by it does there,
+// without the test for others, whose branch keeps the elements of a thread one after the other.
+PART float normal_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return fmaf(y, -fmaf(y, x, -1.0f), y);
+}
+
 // A number of which the compiler knows nothing.
 PART unsigned int opaque(unsigned int x) { asm volatile("" : "+r"(x)); return x; }
 

@@ -51,6 +51,28 @@ inline double double_of_bits(unsigned long long bits) { double x; memcpy(&x, &bi
 
 inline unsigned int opaque(unsigned int x) { return x; }
 
+inline unsigned int rounded_bits(unsigned int, unsigned int, unsigned int, unsigned int, unsigned int);
+inline unsigned short bf16_bits(float x) {
+  unsigned int u = bits_of(x);
+  if ((u & 0x7fffffff) > 0x7f800000) return (unsigned short)(u >> 16 | 0x40);
+  return (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline unsigned short f16_bits(float x) {
+  unsigned int u = bits_of(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+  if (a > 0x7f800000) return (unsigned short)(sign | 0x7e00);
+  if (a >= 0x477ff000) return (unsigned short)(sign | 0x7c00);
+  return (unsigned short)(sign | rounded_bits(a, 0x38800000, 0x3f000000, 0x38000000, 13));
+}
+inline float f16_number(unsigned short bits) {
+  unsigned int sign = (unsigned int)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 0) return float_of_bits(sign | bits_of((float)mantissa * 5.9604645e-8f));
+  if (exponent == 31) return float_of_bits(sign | 0x7f800000 | mantissa << 13);
+  return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+inline float larger_or_nan(float a, float b) { return a != a || a > b ? a : b; }
+inline float smaller_or_nan(float a, float b) { return a != a || a < b ? a : b; }
+inline float normal_reciprocal(float x) { return 1.0f / x; }
+
 struct Index { unsigned int x, y, z; };
 
 namespace shim {
@@ -160,6 +182,13 @@ inline void untrack() {}
 void access_shared(unsigned int thread, const void* place, size_t bytes, bool writes);
 #ifndef SHIM_CHECKED
 inline void access_shared(unsigned int, const void*, size_t, bool) {}
+#endif
+// Whether accesses are of the shim itself, and do not count.
+inline thread_local bool is_internal = false;
+// Counts an access by an instruction, which is any address that is the instruction's alone.
+void count_access(const void* place, size_t bytes, const void* instruction, bool is_matrix);
+#ifndef SHIM_COUNTED
+inline void count_access(const void*, size_t, const void*, bool) {}
 #endif
 
 extern "C" void shim_switch(void** from, void* to);
@@ -375,6 +404,9 @@ template <int BYTES> void cp_async(void* to, const void* from, bool is_there) {
             me.index.x, BYTES);
     abort();
   }
+  static const char instructions[2] = {};
+  if (is_there) shim::count_access(from, BYTES, instructions, false);
+  shim::count_access(to, BYTES, instructions + 1, false);
   // The bytes may be written at any time until the copy is waited for.
   shim::access_shared(me.index.x, to, BYTES, true);
   me.copies.push_back(shim::Copy{to, is_there ? from : nullptr, BYTES, me.group});
@@ -412,7 +444,9 @@ template <class P, class F> void warp_collective(P mine, F f) {
   if (is_last) {
     P* all[32];
     for (size_t i = 0; i < 32; i++) all[i] = (P*)block.shown[warp * 32 + i];
+    is_internal = true;
     f(all);
+    is_internal = false;
   }
   barrier_wait(block.warps[warp], 32, "an instruction of the warp");
 }
@@ -425,6 +459,8 @@ inline void load(unsigned int* x, const void* row, bool turns) {
     abort();
   }
   access_shared(block.current->index.x, row, 16, false);
+  static const char instruction = 0;
+  count_access(row, 16, &instruction, true);
   warp_collective(Matrices{x, (const unsigned char*)row}, [turns](Matrices** all) {
     for (int matrix = 0; matrix < 4; matrix++) {
       for (int lane = 0; lane < 32; lane++) {
@@ -1022,17 +1058,19 @@ inline UNCHECKED void access_shared(unsigned int thread, const void* place, size
   }
 }
 
-inline UNCHECKED void hook(const void* place, size_t bytes, bool writes) {
+inline UNCHECKED void hook(const void* place, size_t bytes, bool writes, const void* instruction) {
   if (array_count) access_shared(thread_index.x, place, bytes, writes);
+  count_access(place, bytes, instruction, false);
 }
 
 }  // namespace shim
 
-#define HOOKS(N)                                                                           \
-  UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false); }              \
-  UNCHECKED void __tsan_write##N(void* place) { shim::hook(place, N, true); }              \
-  UNCHECKED void __tsan_unaligned_read##N(void* place) { shim::hook(place, N, false); }    \
-  UNCHECKED void __tsan_unaligned_write##N(void* place) { shim::hook(place, N, true); }
+#define CALLER __builtin_return_address(0)
+#define HOOKS(N)                                                                               \
+  UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false, CALLER); }          \
+  UNCHECKED void __tsan_write##N(void* place) { shim::hook(place, N, true, CALLER); }          \
+  UNCHECKED void __tsan_unaligned_read##N(void* place) { shim::hook(place, N, false, CALLER); } \
+  UNCHECKED void __tsan_unaligned_write##N(void* place) { shim::hook(place, N, true, CALLER); }
 extern "C" {
 HOOKS(1)
 HOOKS(2)
@@ -1044,7 +1082,7 @@ UNCHECKED void __tsan_func_entry(void*) {}
 UNCHECKED void __tsan_func_exit() {}
 UNCHECKED void __tsan_vptr_update(void**, void*) {}
 UNCHECKED void __tsan_vptr_read(void**) {}
-UNCHECKED void __tsan_read_range(void* place, size_t bytes) { shim::hook(place, bytes, false); }
-UNCHECKED void __tsan_write_range(void* place, size_t bytes) { shim::hook(place, bytes, true); }
+UNCHECKED void __tsan_read_range(void* place, size_t bytes) { shim::hook(place, bytes, false, CALLER); }
+UNCHECKED void __tsan_write_range(void* place, size_t bytes) { shim::hook(place, bytes, true, CALLER); }
 }
 #endif

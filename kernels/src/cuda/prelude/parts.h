@@ -1,7 +1,7 @@
 // What both preludes share: element types, conversions, elementary functions, draws.
 //
-// The functions of f32 are the polynomials of the CPU (kernels/src/cpu/math.rs), operation by
-// operation, so that maps have the same bits. Neither compiler may contract `a * b + c`.
+// The functions of f32 are the polynomials of the CPU (kernels/src/cpu/math.rs), rounded where they
+// are, so that maps have the same bits. Neither compiler may contract `a * b + c`.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -28,12 +28,7 @@ PART float tf32_of(float x) {
   return float_of_bits(bits);
 }
 PART float widened(bf16 x) { return float_of_bits((u32)x.bits << 16); }
-PART float widened(f16 x) {
-  u32 sign = (u32)(x.bits & 0x8000) << 16, exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
-  if (exponent == 0) return float_of_bits(sign | bits_of((float)mantissa * 5.9604645e-8f));
-  if (exponent == 31) return float_of_bits(sign | 0x7f800000 | mantissa << 13);
-  return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-}
+PART float widened(f16 x) { return f16_number(x.bits); }
 PART float widened(f8e4m3 x) {
   u32 sign = (u32)(x.bits & 0x80) << 24, exponent = x.bits >> 3 & 15, mantissa = x.bits & 7;
   if (exponent == 0) return float_of_bits(sign | bits_of((float)mantissa * 0.001953125f));
@@ -52,11 +47,6 @@ template <class T> PART void copy_element(T* to, const T* from, bool is_there) {
 
 // ---- narrow types, from f32: to nearest, ties to even
 
-PART u16 bf16_bits(float x) {
-  u32 u = bits_of(x);
-  if ((u & 0x7fffffff) > 0x7f800000) return (u16)(u >> 16 | 0x40);
-  return (u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 // Of a format whose smallest normal number is `low`, whose subnormal ones are the spacing of
 // numbers at `magic`, and that keeps all but `dropped` bits of the mantissa.
 PART u32 rounded_bits(u32 magnitude, u32 low, u32 magic, u32 bias, u32 dropped) {
@@ -65,12 +55,6 @@ PART u32 rounded_bits(u32 magnitude, u32 low, u32 magic, u32 bias, u32 dropped) 
   }
   u32 even = magnitude >> dropped & 1;
   return (magnitude + ((1u << (dropped - 1)) - 1) + even - bias) >> dropped;
-}
-PART u16 f16_bits(float x) {
-  u32 u = bits_of(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
-  if (a > 0x7f800000) return (u16)(sign | 0x7e00);
-  if (a >= 0x477ff000) return (u16)(sign | 0x7c00);
-  return (u16)(sign | rounded_bits(a, 0x38800000, 0x3f000000, 0x38000000, 13));
 }
 PART u8 f8e5m2_bits(float x) {
   u32 u = bits_of(x), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
@@ -194,16 +178,13 @@ template <class T, class C> PART C rounded(C x) { return (C)number(Store<T>::of(
 
 // ---- elementary functions of f32, and those of f64 that have the same names
 
-// `x 2^n` for integral `n` of at most 255 in magnitude, with one rounding.
-PART float scaled(float x, float n) {
-  i32 half = (i32)n / 2, rest = (i32)n - half;
-  return x * float_of_bits((u32)(half + 127) << 23) * float_of_bits((u32)(rest + 127) << 23);
-}
-PART float exp_of(float x) {
-  x = -105.0f > x ? -105.0f : x;
-  x = 89.0f < x ? 89.0f : x;
-  if (is_nan(x)) return x;
-  float n = rintf(x * 1.44269504088896340736f);
+// The exponential of `x` is `mantissa 2^n` for an integer `n`, which is below 2^21 in magnitude.
+// `n` is rounded by adding 1.5 * 2^23, whose spacing is one: the sum's last bits are those of `n`,
+// which conversions between types, at a quarter of the rate of additions, would take apart.
+struct Exponential { float mantissa; i32 n; };
+PART Exponential exponential(float x) {
+  float shifted = x * 1.44269504088896340736f + 12582912.0f;
+  float n = shifted - 12582912.0f;
   float r = fmaf(n, -0.6933594f, x);
   r = fmaf(n, 2.1219444e-4f, r);
   float p = 1.9875691e-4f;
@@ -212,7 +193,22 @@ PART float exp_of(float x) {
   p = fmaf(p, r, 4.1665796e-2f);
   p = fmaf(p, r, 1.6666665e-1f);
   p = fmaf(p, r, 0.5f);
-  return scaled(fmaf(p, r * r, r) + 1.0f, n);
+  Exponential e;
+  e.mantissa = fmaf(p, r * r, r) + 1.0f;
+  e.n = (i32)(bits_of(shifted) - 0x4b400000u);
+  return e;
+}
+// Two factors, of which each is normal and the first product exact: one rounding.
+PART float exp_of(float x) {
+  Exponential e = exponential(larger_or_nan(-105.0f, smaller_or_nan(89.0f, x)));
+  i32 half = e.n >> 1, rest = e.n - half;
+  return e.mantissa * float_of_bits((u32)(half + 127) << 23) *
+         float_of_bits((u32)(rest + 127) << 23);
+}
+// The same where the result is normal, for `x` from -87 to 87.
+PART float normal_exp_of(float x) {
+  Exponential e = exponential(x);
+  return e.mantissa * float_of_bits((u32)(e.n + 127) << 23);
 }
 PART float log_of(float x) {
   if (!(0.0f <= x)) return float_of_bits(0x7fc00000);
@@ -247,13 +243,13 @@ PART float tanh_of(float x) {
   p = fmaf(p, s, -3.333328e-1f);
   float near = fmaf(p * s, x, x);
   a = 10.0f < a ? 10.0f : a;
-  float e = exp_of(a + a) + 1.0f;
-  float far = copysignf(1.0f - 2.0f * (1.0f / e), x);
+  float e = normal_exp_of(a + a) + 1.0f;
+  float far = copysignf(1.0f - 2.0f * normal_reciprocal(e), x);
   return a < 0.625f ? near : far;
 }
+// What is added to one below -87 changes nothing.
 PART float sigmoid_of(float x) {
-  float n = -x;
-  return 1.0f / (exp_of(86.0f < n ? 86.0f : n) + 1.0f);
+  return normal_reciprocal(normal_exp_of(larger_or_nan(-87.0f, smaller_or_nan(86.0f, -x))) + 1.0f);
 }
 PART float erf_of(float x) {
   float t = fabsf(x), s = x * x;
@@ -264,7 +260,7 @@ PART float erf_of(float x) {
   r = fmaf(r, t, -6.3484687e-1f);
   r = fmaf(r, t, -1.2871751e-1f);
   r = fmaf(r, t, -t);
-  float far = copysignf(1.0f - exp_of(r), x);
+  float far = copysignf(1.0f - normal_exp_of(larger_or_nan(-87.0f, r)), x);
   float p = -5.967617e-4f;
   p = fmaf(p, s, 4.991194e-3f);
   p = fmaf(p, s, -2.6768135e-2f);

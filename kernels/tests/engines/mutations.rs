@@ -1,0 +1,552 @@
+//! Mutations of the text of every family that synchronises: each barrier, fence, wait, arrival,
+//! commit, byte count, parity, descriptor and tensor map is changed once, and the shim reports it
+//! or the results have other bits.
+//!
+//! A family's text is right by the tests beside it; here its own results are the reference, whose
+//! bits no order of threads changes. All mutations take minutes, and give the table in
+//! `benches/README.md`:
+//! `cargo test -p gantline-kernels --test engines all_mutations -- --ignored --nocapture`.
+
+use gantline_kernels::cuda::{Arch, Functions, StagedOperand, TensorMap, Tile, functions_for};
+use gantline_kernels::{
+    Access, Attention, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows, Tiling,
+};
+use ir::DType;
+use ir::op::Operands;
+
+use crate::flash_warpgroup::windowed;
+use crate::shim::{Library, compiler};
+use crate::{Case, Random, cuda, same_bits, tensor};
+
+/// Orders of threads that each mutation is tried in.
+const SEEDS: u64 = 8;
+/// Mutations that are compiled into one library.
+const AT_ONCE: usize = 24;
+
+/// A changed place of a text, from one byte to another.
+#[derive(Clone, Debug, PartialEq)]
+struct Mutation {
+    /// What stands there, and what is written instead.
+    what: String,
+    from: usize,
+    to: usize,
+    text: String,
+}
+
+/// The mutations of a text, in its order.
+fn mutations(text: &str) -> Vec<Mutation> {
+    let mut all: Vec<Mutation> = Vec::new();
+    for call in Call::all(text) {
+        let mut add = |(from, to): (usize, usize), new: String| {
+            let statement = call.statement(text);
+            let number = text[..call.start].matches(statement).count();
+            let what = format!("`{statement}` number {number}, `{}` is `{new}`", &text[from..to]);
+            all.push(Mutation { what, from, to, text: new });
+        };
+        let changed = |at: usize| &text[call.arguments[at].0..call.arguments[at].1];
+        match call.name {
+            "matrix_descriptor" => {
+                add(call.arguments[0], format!("{} + 1024", changed(0)));
+                add(call.arguments[1], format!("{} * 2", changed(1)));
+                add(call.arguments[2], format!("{} / 2", changed(2)));
+                add(call.arguments[3], "SWIZZLE_128 + 1".to_owned());
+                continue;
+            }
+            "warpgroup_mma" => {
+                for (argument, (from, to)) in call.arguments.iter().enumerate() {
+                    let own = changed(argument);
+                    if let Some((start, step)) = own.split_once(" + ") {
+                        add((*from, *to), format!("{start} + ({step}) * 2"));
+                    }
+                }
+                for (from, to, new) in call.template.map_or(Vec::new(), |of| majors(text, of)) {
+                    add((from, to), new.to_owned());
+                }
+                continue;
+            }
+            _ => add((call.start, call.end), String::new()),
+        }
+        match call.name {
+            "cp_async_wait" | "warpgroup_wait" => {
+                let (from, to) = call.template.expect("it says how many groups may be open");
+                let last: u32 = text[from..to].parse().expect("a number");
+                add((from, to), (last + 1).to_string());
+            }
+            "mbarrier_init" => {
+                let arrivals: u32 = changed(1).parse().expect("a number");
+                add(call.arguments[1], (arrivals + 1).to_string());
+                if arrivals > 1 {
+                    add(call.arguments[1], (arrivals - 1).to_string());
+                }
+            }
+            "mbarrier_expect" => {
+                let bytes: u32 = changed(1).parse().expect("a number");
+                add(call.arguments[1], (bytes / 2).to_string());
+                add(call.arguments[1], (bytes * 2).to_string());
+            }
+            "mbarrier_wait" => add(call.arguments[1], format!("1 - ({})", changed(1))),
+            "sync_warpgroup" => add(call.arguments[0], "1".to_owned()),
+            _ => {}
+        }
+        // The stage of a ring.
+        if call.name.starts_with("mbarrier_") && call.name != "mbarrier_init" {
+            let own = changed(0);
+            if let Some((ring, stage)) = own.split_once(" + ") {
+                add(call.arguments[0], format!("{ring} + (({stage}) ^ 1)"));
+            }
+        }
+    }
+    all
+}
+
+/// The flags of a template that say which rows are along k, and their opposites.
+fn majors(text: &str, (from, to): (usize, usize)) -> Vec<(usize, usize, &'static str)> {
+    let flags = text[from..to].match_indices(", ").map(|(at, _)| from + at + 2);
+    flags.map(|at| (at, at + 1, if &text[at..=at] == "0" { "1" } else { "0" })).collect()
+}
+
+/// A call of a part that orders threads or copies, or that names a matrix.
+struct Call {
+    name: &'static str,
+    /// Its first byte, and the one behind the closing parenthesis.
+    start: usize,
+    end: usize,
+    template: Option<(usize, usize)>,
+    arguments: Vec<(usize, usize)>,
+}
+
+/// The parts whose calls are changed.
+const PARTS: [&str; 20] = [
+    "sync_block",
+    "sync_warp",
+    "sync_warpgroup",
+    "cp_async_commit",
+    "cp_async_wait",
+    "mbarrier_init",
+    "mbarrier_init_fence",
+    "mbarrier_expect",
+    "mbarrier_wait",
+    "mbarrier_arrive",
+    "fence_proxy_async",
+    "warpgroup_fence",
+    "warpgroup_commit",
+    "warpgroup_wait",
+    "warpgroup_mma",
+    "tma_load",
+    "tma_store",
+    "tma_store_commit",
+    "tma_store_wait",
+    "matrix_descriptor",
+];
+
+impl Call {
+    /// The calls of a text, in its order.
+    fn all(text: &str) -> Vec<Call> {
+        let mut all: Vec<Call> = PARTS.iter().flat_map(|name| Call::of(text, name)).collect();
+        all.sort_by_key(|call| call.start);
+        all
+    }
+
+    /// The calls of a part.
+    fn of(text: &str, name: &'static str) -> Vec<Call> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let found = text.match_indices(name).filter_map(|(start, _)| {
+            let mut at = start + name.len();
+            if text[..start].ends_with(is_name) || text[at..].starts_with(is_name) {
+                return None;
+            }
+            let mut template = None;
+            if text[at..].starts_with('<') {
+                let to = at + text[at..].find('>')?;
+                template = Some((at + 1, to));
+                at = to + 1;
+            }
+            text[at..].starts_with('(').then_some(())?;
+            let mut arguments = vec![(at + 1, at + 1)];
+            let mut depth = 0;
+            for (place, c) in text[at..].char_indices().map(|(place, c)| (at + place, c)) {
+                depth += i32::from(c == '(') - i32::from(c == ')');
+                let last = arguments.last_mut().expect("there is an argument");
+                last.1 = place;
+                match c {
+                    ',' if depth == 1 => arguments.push((place + 2, place + 2)),
+                    ')' if depth == 0 => {
+                        return Some(Call { name, start, end: place + 1, template, arguments });
+                    }
+                    _ => {}
+                }
+            }
+            None
+        });
+        found.collect()
+    }
+
+    fn statement<'t>(&self, text: &'t str) -> &'t str {
+        &text[self.start..self.end]
+    }
+}
+
+/// A field of a tensor map, changed: its name, and how; it says whether there is one.
+type MapMutation = (&'static str, fn(&mut TensorMap) -> bool);
+
+/// All fields of a tensor map.
+const MAP_MUTATIONS: [MapMutation; 13] = [
+    ("parameter", |map| {
+        map.parameter = usize::from(map.parameter == 0);
+        true
+    }),
+    ("size 0", |map| fewer(&mut map.dims, 0)),
+    ("size 1", |map| fewer(&mut map.dims, 1)),
+    ("size 2", |map| fewer(&mut map.dims, 2)),
+    ("size 3", |map| fewer(&mut map.dims, 3)),
+    ("stride 1", |map| longer(&mut map.strides_bytes, 0)),
+    ("stride 2", |map| longer(&mut map.strides_bytes, 1)),
+    ("stride 3", |map| longer(&mut map.strides_bytes, 2)),
+    ("box 0", |map| shorter(&mut map.box_dims, 0)),
+    ("box 1", |map| shorter(&mut map.box_dims, 1)),
+    ("box 2", |map| shorter(&mut map.box_dims, 2)),
+    ("box 3", |map| shorter(&mut map.box_dims, 3)),
+    ("box 4", |map| shorter(&mut map.box_dims, 4)),
+];
+
+/// One row, column or matrix fewer, or half of them.
+fn fewer(sizes: &mut [u64], at: usize) -> bool {
+    let Some(size) = sizes.get_mut(at).filter(|size| **size > 1) else { return false };
+    *size -= (*size / 2).min(4);
+    true
+}
+
+fn longer(strides: &mut [u64], at: usize) -> bool {
+    let Some(stride) = strides.get_mut(at) else { return false };
+    *stride -= 16;
+    true
+}
+
+fn shorter(sizes: &mut [u32], at: usize) -> bool {
+    let Some(size) = sizes.get_mut(at) else { return false };
+    *size = if *size > 8 { *size - 8 } else { *size + 1 };
+    true
+}
+
+/// The tensor maps of a tile.
+fn maps(tile: &mut Tile) -> Vec<&mut TensorMap> {
+    match tile {
+        Tile::Warpgroup(tile) => {
+            let operands = tile.operands.iter_mut().filter_map(|operand| match operand {
+                StagedOperand::Mapped(operand) => Some(&mut operand.map),
+                StagedOperand::Copied(..) => None,
+            });
+            operands.chain(tile.result.iter_mut().map(|result| &mut result.map)).collect()
+        }
+        Tile::FlashWarpgroup(tile) => tile.maps.iter_mut().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// What is planted: in the text of a function, or in its tensor maps.
+#[derive(Clone, Debug)]
+enum Planted {
+    Text { function: usize, mutation: usize },
+    Map { function: usize, map: usize, mutation: usize },
+}
+
+/// A kernel of a family.
+struct Subject {
+    family: &'static str,
+    case: Case,
+    functions: Functions,
+    /// Mutations that change no result: words of what is said of them, and why.
+    equivalent: Equivalent,
+}
+
+impl Subject {
+    fn new(family: &'static str, arch: Arch, kernel: Kernel, equivalent: Equivalent) -> Subject {
+        let functions = functions_for(&kernel, arch);
+        Subject { family, case: Case::new(&mut Random::new(5), kernel), functions, equivalent }
+    }
+
+    /// Everything that can be planted, and what is said of it.
+    fn planted(&self) -> Vec<(Planted, String)> {
+        let mut all = Vec::new();
+        for (number, function) in self.functions.functions.iter().enumerate() {
+            for (at, mutation) in mutations(&function.text("f")).into_iter().enumerate() {
+                let planted = Planted::Text { function: number, mutation: at };
+                all.push((planted, format!("function {number}: {}", mutation.what)));
+            }
+            let mut changed = function.clone();
+            for (at, map) in maps(&mut changed.tile).into_iter().enumerate() {
+                for (mutation, (what, change)) in MAP_MUTATIONS.iter().enumerate() {
+                    if change(&mut map.clone()) {
+                        let planted = Planted::Map { function: number, map: at, mutation };
+                        all.push((planted, format!("function {number}: {} {what}", map.name)));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// The functions with a changed tensor map, if that is what is planted.
+    fn with_map(&self, planted: &Planted) -> Functions {
+        let mut functions = self.functions.clone();
+        if let Planted::Map { function, map, mutation } = planted {
+            let map = maps(&mut functions.functions[*function].tile).swap_remove(*map);
+            let is_changed = MAP_MUTATIONS[*mutation].1(map);
+            assert!(is_changed, "it has the field");
+        }
+        functions
+    }
+
+    /// For each of these whether it is found, within all seeds.
+    fn are_found(&self, name: &str, planted: &[Planted]) -> Vec<bool> {
+        let change = |at: usize, text: String| match at.checked_sub(1).map(|at| &planted[at]) {
+            Some(Planted::Text { function, mutation })
+                if text.contains(&format!(" k{at}_{function}(")) =>
+            {
+                let Mutation { from, to, text: new, .. } = &mutations(&text)[*mutation];
+                format!("{}{new}{}", &text[..*from], &text[*to..])
+            }
+            _ => text,
+        };
+        let kernel = || self.case.kernel.clone();
+        let mut all = vec![(kernel(), self.functions.clone())];
+        all.extend(planted.iter().map(|planted| (kernel(), self.with_map(planted))));
+        let by_warpgroups =
+            |tile: &Tile| matches!(tile, Tile::Warpgroup(_) | Tile::FlashWarpgroup(_));
+        // What warpgroups do with shared memory is checked without hooks.
+        let library = match self.functions.functions.iter().any(|f| by_warpgroups(&f.tile)) {
+            true => Library::changed(name, all, &change),
+            false => Library::checked(name, all, &change),
+        };
+        let library = library.expect("there is a compiler");
+        let run = |at: usize, seed: u64| {
+            let found = self.case.execute(&library, at, seed);
+            (found, library.report())
+        };
+        let (right, none) = run(0, 0);
+        assert_eq!(none, None, "{}: without a mutation nothing is found", self.family);
+        let is_found = |at: usize, seed: u64| {
+            let (found, report) = run(at, seed);
+            report.is_some() || found.iter().zip(&right).any(|(a, b)| !same_bits(a, b))
+        };
+        assert!((0..SEEDS).all(|seed| !is_found(0, seed)), "{}: order matters", self.family);
+        (1..=planted.len()).map(|at| (0..SEEDS).any(|seed| is_found(at, seed))).collect()
+    }
+
+    /// Why a mutation changes no result.
+    fn reason(&self, what: &str) -> Option<&'static str> {
+        let is_it =
+            |(words, _): &&(&str, &str)| words.split(" .. ").all(|word| what.contains(word));
+        self.equivalent.iter().find(is_it).map(|(_, reason)| *reason)
+    }
+}
+
+/// Sums of columns without a reduction: each warp takes rows of its own.
+fn columns() -> Kernel {
+    let [rows, cols] = [200, 72];
+    let input = RowInput { dtype: DType::F32, access: Access::full(rows, cols) };
+    Kernel::Rows(Rows {
+        rows,
+        cols,
+        dtype: DType::F32,
+        inputs: vec![input],
+        instrs: vec![Instr::Load { input: 0 }],
+        outputs: vec![Output::ColSum { value: 0, accumulate: false }],
+    })
+}
+
+fn product(sizes: [usize; 3], dtype: DType, change: impl Fn(&mut Product)) -> Kernel {
+    let [m, n, k] = sizes;
+    let mut p = Product::matrix(m, n, k, dtype);
+    p.stored.c = DType::F32;
+    change(&mut p);
+    Kernel::Product(p)
+}
+
+/// Rows that are longer than `k`, and two matrices.
+fn batched(p: &mut Product) {
+    let [_, m, n, k] = p.sizes();
+    let row = k.next_multiple_of(8) + 8;
+    p.m[0].a = row;
+    p.batch.push(LoopABC { size: 2, a: m * row, b: (k + 4) * p.k[0].b, c: m * n });
+}
+
+/// Rows of the second operand start at multiples of 4 bytes.
+fn unaligned(p: &mut Product) {
+    p.k[0].b = p.sizes()[2] + 4;
+    batched(p);
+}
+
+fn attention(sizes: [usize; 4], change: impl Fn(&mut Attention)) -> Attention {
+    let mut a = windowed(&mut Random::new(11), sizes);
+    change(&mut a);
+    a
+}
+
+/// Two heads of queries on one of keys.
+fn grouped(a: &mut Attention) {
+    let layout = Attention::contiguous(a.keys, 1, a.dim);
+    (a.kv_heads, a.group, a.k, a.v) = (1, 2, layout, layout);
+}
+
+/// Mutations that change no result: words of what is said of them, and why.
+type Equivalent = &'static [(&'static str, &'static str)];
+
+const OF_SUMS: Equivalent = &[
+    ("function 0: `sync_block()` number 1,", "the barrier before the row's sum is stored remains"),
+    ("function 0: `sync_block()` number 2,", "the row's sum is not stored in place of an input"),
+    ("function 0: `sync_block()` number 4,", "the block ends"),
+];
+const OF_COLUMNS: Equivalent = &[("function 0: `sync_block()` number 1,", "the block ends")];
+const OF_DESCRIPTORS: Equivalent =
+    &[("`16` is `16 * 2`", "of a K-major matrix the leading offset is not read")];
+const OF_STAGES: Equivalent = &[
+    OF_DESCRIPTORS[0],
+    ("`k_empty + step % 2` is", "the warp that copies waits for both stages: it waits longer"),
+];
+
+/// A kernel of each family.
+fn subjects() -> Vec<Subject> {
+    let (older, newer) = (Arch::Sm80, Arch::Sm90a);
+    let halves = DType::BF16;
+    let skinny = |p: &mut Product| p.tiling = Tiling { family: Family::Skinny, split: 3 };
+    let sliced = |p: &mut Product| p.tiling.split = 2;
+    let along_k = |p: &mut Product| (p.n[0].b, p.k[0].b) = (p.sizes()[3], 1);
+    let of = Subject::new;
+    vec![
+        of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
+        of("sums of rows, columns and all", older, Kernel::Rows(cuda::sums(280)), OF_SUMS),
+        of("sums of columns by warps", older, columns(), OF_COLUMNS),
+        of("product on CUDA cores", older, product([70, 65, 40], DType::F32, |_| {}), &[]),
+        of("product by mma.sync", older, product([136, 136, 100], halves, batched), &[]),
+        of("product by mma.sync, skinny", older, product([9, 70, 2120], halves, skinny), &[]),
+        of("product by mma.sync, slices", older, product([130, 40, 1200], halves, sliced), &[]),
+        of(
+            "product in TF32",
+            older,
+            product([70, 65, 72], DType::F32, |p| p.operands = Operands::Tf32),
+            &[],
+        ),
+        of("product in FP8", Arch::Sm89, product([70, 65, 144], DType::F8E4M3, along_k), &[]),
+        of("product by wgmma", newer, product([136, 136, 460], halves, batched), OF_DESCRIPTORS),
+        of(
+            "product by wgmma, K-major",
+            newer,
+            product([136, 136, 456], halves, along_k),
+            OF_DESCRIPTORS,
+        ),
+        of(
+            "product by wgmma, copied",
+            newer,
+            product([136, 138, 460], halves, unaligned),
+            OF_DESCRIPTORS,
+        ),
+        of(
+            "product by wgmma, skinny",
+            newer,
+            product([9, 72, 2120], halves, skinny),
+            OF_DESCRIPTORS,
+        ),
+        of(
+            "product by wgmma, slices",
+            newer,
+            product([136, 136, 2240], halves, sliced),
+            OF_DESCRIPTORS,
+        ),
+        of("attention on CUDA cores", older, Kernel::Attention(tensor::attention()), &[]),
+        of("its gradient", older, Kernel::AttentionBwd(tensor::attention()), &[]),
+        of(
+            "attention by mma.sync",
+            older,
+            Kernel::Attention(attention([150, 290, 1, 64], |_| {})),
+            &[],
+        ),
+        of(
+            "its gradient by mma.sync",
+            older,
+            Kernel::AttentionBwd(attention([150, 200, 2, 64], grouped)),
+            &[],
+        ),
+        of(
+            "attention by wgmma",
+            newer,
+            Kernel::Attention(attention([150, 760, 2, 80], |_| {})),
+            OF_STAGES,
+        ),
+    ]
+}
+
+/// Tries some of what can be planted, and returns its table and what is missed.
+fn tried(subjects: &[Subject], is_wanted: impl Fn(usize, usize) -> bool) -> (String, Vec<String>) {
+    let mut table =
+        String::from("| family | planted | found | equivalent | missed |\n|---|--:|--:|--:|--:|\n");
+    let mut missed = Vec::new();
+    for (number, subject) in subjects.iter().enumerate() {
+        let all = subject.planted();
+        assert!(!all.is_empty(), "{}: something can be planted", subject.family);
+        let all: Vec<(Planted, String)> = all
+            .into_iter()
+            .enumerate()
+            .filter(|(at, _)| is_wanted(number, *at))
+            .map(|(_, of)| of)
+            .collect();
+        let mut counts = [0; 3];
+        for (chunk, some) in all.chunks(AT_ONCE).enumerate() {
+            let planted: Vec<Planted> = some.iter().map(|(planted, _)| planted.clone()).collect();
+            let found = subject.are_found(&format!("mutations-{number}-{chunk}"), &planted);
+            for ((_, what), is_found) in some.iter().zip(found) {
+                let at = match (is_found, subject.reason(what)) {
+                    (true, _) => 0,
+                    (false, Some(_)) => 1,
+                    (false, None) => 2,
+                };
+                counts[at] += 1;
+                if at == 2 {
+                    missed.push(format!("{}: {what}", subject.family));
+                }
+            }
+        }
+        let [found, equivalent, lost] = counts;
+        let line =
+            format!("| {} | {} | {found} | {equivalent} | {lost} |", subject.family, all.len());
+        println!("{line}");
+        table += &(line + "\n");
+    }
+    (table, missed)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn all_mutations_are_found_or_change_no_result() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let (table, missed) = tried(&subjects(), |_, _| true);
+    println!("{table}");
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
+
+/// One of each family; `SEED` draws which.
+#[test]
+#[ignore = "takes minutes"]
+fn a_mutation_of_each_family_is_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let subjects = subjects();
+    let mut random = Random::new(3);
+    let drawn: Vec<usize> = subjects
+        .iter()
+        .map(|subject| {
+            let planted = subject.planted();
+            let may_be = |(_, what): &&(Planted, String)| subject.reason(what).is_none();
+            let count = planted.iter().filter(may_be).count();
+            let at = random.below(count);
+            planted.iter().enumerate().filter(|(_, of)| may_be(of)).nth(at).map_or(0, |(at, _)| at)
+        })
+        .collect();
+    let (_, missed) = tried(&subjects, |number, at| drawn[number] == at);
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
