@@ -17,6 +17,7 @@
 //!
 //! | code | what is wrong |
 //! |---|---|
+//! | E2106 | a workspace that is not as large as its kernel needs on the plan's target |
 //! | E2110 | a view of bytes that are not those of whole buffers that persist |
 //! | E2111 | bytes are read that nothing wrote |
 //! | E2112 | bytes are read that another buffer has since overwritten |

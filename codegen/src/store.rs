@@ -392,8 +392,8 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
-    /// The scratch memory of the calls that end a step, at a position, as large as the largest needs:
-    /// they run one after the other.
+    /// The scratch memory of the calls that end a step, at a position, as large as the largest
+    /// needs: they run one after the other.
     pub(crate) fn update_frame(&mut self, bytes: u64, position: usize) -> BufferId {
         let Some(id) = self.update_frame else {
             let made = self.frame("update.frame", bytes, position);

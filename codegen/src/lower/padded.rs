@@ -1,5 +1,5 @@
-//! Padded rows: narrow values that tensor cores multiply, whose rows would not start where TMA copies
-//! from.
+//! Padded rows: narrow values that tensor cores multiply, whose rows would not start where TMA
+//! copies from.
 //!
 //! Padding is part of the buffer and never of the value. Nothing reads or writes it, so that it
 //! changes no bit of a result, and no parameter, checkpoint or count knows of it: what is padded

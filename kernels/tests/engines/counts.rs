@@ -4,7 +4,7 @@
 //!
 //! Of kernels on tensor cores the shim itself reads shared memory, lane after lane: of these the
 //! turns of `ldmatrix` alone are shown. Their table takes minutes; all tables:
-//! `cargo test -p gantline-kernels --test engines counts:: -- --include-ignored --nocapture`.
+//! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines counts -- --nocapture`.
 
 use gantline_kernels::cuda::{Arch, functions_for, tiling, waves_filled};
 use gantline_kernels::{
@@ -15,7 +15,7 @@ use ir::DType;
 
 use crate::flash_warpgroup::windowed;
 use crate::shim::{Counts, Library, compiler};
-use crate::{Case, Random};
+use crate::{Case, Random, runs_all};
 
 /// Rows and columns of what moves memory.
 const ROWS: usize = 24;
@@ -171,10 +171,12 @@ fn streams_take_the_sectors_and_turns_of_their_bytes() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
 fn matrices_are_loaded_without_bank_conflicts() {
     if compiler().is_none() {
         println!("skipped: no C++ compiler");
+        return;
+    }
+    if !runs_all() {
         return;
     }
     let all = others();

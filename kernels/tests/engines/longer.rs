@@ -3,7 +3,7 @@
 //!
 //! CI runs fewer cases of the same generators in the tests of each family. All of these, which take
 //! minutes, and the table in `benches/README.md`:
-//! `cargo test -p gantline-kernels --test engines longer -- --ignored --nocapture`.
+//! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines longer -- --nocapture`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,9 @@ use ir::DType;
 use crate::cuda::{RECORDED, launched, share_of_tolerance};
 use crate::flash::{Expected, ExpectedGradient, random_of};
 use crate::shim::{Library, compiler};
-use crate::{Buffer, Case, Random, elements, recorded, same_bits, skinny, tensor, warpgroup};
+use crate::{
+    Buffer, Case, Random, elements, recorded, runs_all, same_bits, skinny, tensor, warpgroup,
+};
 
 /// Orders of threads, and blocks that are resident at once where a function is persistent.
 const SCHEDULES: [u64; 3] = [0, 6, 91];
@@ -135,10 +137,12 @@ fn attention() -> Vec<Checked> {
 }
 
 #[test]
-#[ignore = "takes minutes"]
 fn longer_run_of_all_families() {
     if compiler().is_none() {
         println!("skipped: no C++ compiler");
+        return;
+    }
+    if !runs_all() {
         return;
     }
     let mut tallies = BTreeMap::new();

@@ -42,6 +42,17 @@ use ir::formats as reference;
 
 use shim::Library;
 
+/// Whether what takes minutes is run too: other cases of generators that tests draw from, and all
+/// mistakes of which tests plant some. What is left out says so.
+pub(crate) fn runs_all() -> bool {
+    const ALL: &str = "GANTLINE_TEST_EVERY_KERNEL";
+    let runs = std::env::var_os(ALL).is_some();
+    if !runs {
+        println!("a sample, or nothing: {ALL}=1 runs all, for minutes");
+    }
+    runs
+}
+
 /// Random numbers for tests.
 pub(crate) struct Random(u64);
 
