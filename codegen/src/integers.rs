@@ -67,7 +67,10 @@ struct Pass<'f> {
 
 impl Pass<'_> {
     fn node(&mut self, mut node: Node) {
-        let result = node.results[0];
+        // A call may have no result.
+        let Some(result) = node.results.first().copied() else {
+            return self.function.nodes.push(node);
+        };
         if let Op::Cast { dtype: DType::I32 } = node.op
             && let Some(twin) = self.twins[node.operands[0].index()]
         {

@@ -46,9 +46,9 @@ pub(super) fn turns(function: &Function, module: &Module) -> Vec<Turn> {
     let mut items = epilogues(function);
     let absorbed = absorbed(function, &items);
     for (product, node) in nodes.iter().enumerate() {
-        let is_product = matches!(node.op, Op::Contract(_) | Op::Conv(_));
-        let is_float = function.ty(node.results[0]).dtype.is_float();
-        if is_product && is_float && !absorbed.contains(&product) {
+        let is_product = matches!(node.op, Op::Contract(_) | Op::Conv(_))
+            && function.ty(node.result()).dtype.is_float();
+        if is_product && !absorbed.contains(&product) {
             items.insert(product, Epilogue::none(product));
         }
     }
