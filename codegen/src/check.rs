@@ -17,7 +17,6 @@
 //!
 //! | code | what is wrong |
 //! |---|---|
-//! | E2106 | a workspace that is not as large as its kernel needs on the plan's target |
 //! | E2110 | a view of bytes that are not those of whole buffers that persist |
 //! | E2111 | bytes are read that nothing wrote |
 //! | E2112 | bytes are read that another buffer has since overwritten |
@@ -30,6 +29,7 @@
 //! | E2119 | a message of another length or type than is received, or that nobody receives |
 //! | E2120 | ranks wait for each other |
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
+//! | E2123 | a workspace that is not as large as its kernel needs on the plan's target |
 
 mod access;
 mod labels;

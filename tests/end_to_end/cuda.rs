@@ -517,12 +517,10 @@ fn a_target_changes_no_bit() {
             let trained = Trained::new(&description, mesh, 32, kinds);
             let is_padded = |kernel: &Kernel| {
                 let is_apart = |product: &Product| product.m.iter().any(|of| of.c == pitch);
-                match kernel {
-                    Kernel::Product(product) => is_apart(product),
-                    Kernel::Products(p) => p.parts.iter().any(|part| is_apart(&part.product)),
-                    #[expect(clippy::wildcard_enum_match_arm, reason = "no other one multiplies")]
-                    _ => false,
+                if let Kernel::Products(p) = kernel {
+                    return p.parts.iter().any(|part| is_apart(&part.product));
                 }
+                matches!(kernel, Kernel::Product(product) if is_apart(product))
             };
             let is_padded = trained.classes.kernels.iter().any(is_padded);
             assert_eq!(is_padded, arch.is_some(), "{name}");

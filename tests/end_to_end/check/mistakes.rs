@@ -74,8 +74,8 @@ pub(super) const OF_ONE_RULE: [(&str, &str, Plant); 4] = [
 
 /// Mistakes in the workspaces of programs for GPUs, and how the codes begin that find them.
 pub(super) const OF_WORKSPACES: [(&str, &str, Plant); 4] = [
-    ("E2106", "a workspace is left out", drop_workspace),
-    ("E2106", "a workspace is too small", shrink_workspace),
+    ("E2123", "a workspace is left out", drop_workspace),
+    ("E2123", "a workspace is too small", shrink_workspace),
     ("E2109", "a workspace lies in what its launch reads", |c, site| move_workspace(c, site, true)),
     ("E21", "a workspace lies in what is read later", |c, site| move_workspace(c, site, false)),
 ];

@@ -279,7 +279,7 @@ impl<'a> Rank<'a> {
         let wanted = world.setup.effects.workspace(kernel);
         if bytes != wanted {
             let text = format!("passes {bytes} bytes to a kernel whose workspace has {wanted}");
-            world.findings.add_at(world.setup, "E2106", self.at(), text);
+            world.findings.add_at(world.setup, "E2123", self.at(), text);
         }
         if let Some(place) = place {
             self.memory.clear(place.range);
