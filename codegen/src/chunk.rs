@@ -426,7 +426,26 @@ impl<'f> Region<'f> {
 
 #[cfg(test)]
 mod tests {
+    use ir::DType;
+    use ir::build::Builder;
+    use ir::target::Arch;
+
     use super::*;
+
+    /// Logits of 4,096 tokens and 50,257 words, 393 MiB in bf16: as many pieces of 256 rows as
+    /// there are on CPUs, and as many as make a piece no longer wide on GPUs.
+    #[test]
+    fn pieces_are_larger_on_gpus() {
+        let mut module = Module::default();
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let mut param =
+            |name: &str, dims: &[usize]| b.param(name, TensorType::of(DType::BF16, dims));
+        let [x, table] = [param("x", &[4096, 768]), param("table", &[50257, 768])];
+        let logits = b.contract("logits", "td,vd->tv", x, table);
+        let function = b.into_function(&[logits]);
+        let pieces = |target| Wide::of(&function, target).values["logits"].count;
+        assert_eq!([None, Some(Target::Cuda(Arch::Sm90a))].map(pieces), [16, 4]);
+    }
 
     /// A name loses what tells it from an equal one, and nothing that is its own.
     #[test]

@@ -205,9 +205,8 @@ mod tests {
 
     use super::*;
 
-    /// A convolution in f64 of an image of so many channels with windows of 2 × 2, both of integers
-    /// up to some number, and what it is replaced by: the types of the result, the image and the
-    /// weights.
+    /// The element types of result, image and weights after the pass, of a 2 × 2 convolution in f64
+    /// of integers up to `most`.
     fn convolution(channels: usize, most: [i64; 2]) -> [DType; 3] {
         let mut module = Module::default();
         let mut b = Builder::new(&mut module, "f", Kind::Layer);

@@ -117,6 +117,10 @@ fn read(kernel: &Kernel, at: usize, argument: &Argument) -> Vec<Range<usize>> {
 
 /// The elements of `a` or of `b`, by number. Borders leave out some of what loops reach.
 fn factor(p: &Product, at: usize) -> Vec<Range<usize>> {
+    if at == 1 && !p.borders.is_empty() {
+        let inputs = Kernel::Product(p.clone()).inputs();
+        return std::iter::once(0..inputs[1].len).collect();
+    }
     let strides = |a: usize, b: usize| if at == 0 { a } else { b };
     let mut loops: Vec<(usize, usize)> =
         p.batch.iter().map(|l| (l.size, strides(l.a, l.b))).collect();
@@ -124,10 +128,6 @@ fn factor(p: &Product, at: usize) -> Vec<Range<usize>> {
     match at {
         0 => loops.extend(p.m.iter().map(|l| (l.size, l.a))),
         _ => loops.extend(p.n.iter().map(|l| (l.size, l.b))),
-    }
-    if at == 1 && !p.borders.is_empty() {
-        let inputs = Kernel::Product(p.clone()).inputs();
-        return std::iter::once(0..inputs[1].len).collect();
     }
     runs(loops, 0)
 }

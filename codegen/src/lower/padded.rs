@@ -14,8 +14,8 @@ use kernels::verify::verify;
 
 use super::{Home, KernelTable, Lower};
 
-/// Bytes of which the starts of rows are multiples: a sector of memory, which no two rows then
-/// share, and twice what TMA asks for.
+/// Alignment of rows, in bytes: a sector of memory, which no two rows then share, and twice the
+/// alignment that TMA requires.
 const ROW_ALIGNMENT: usize = 32;
 
 /// Elements of the shortest row that is padded. Chosen: as many as a block tile has; padding is

@@ -101,7 +101,7 @@ impl Multiplier {
 #[derive(Clone, Copy)]
 enum Numbers {
     Bytes(*const i8),
-    /// Of 32 bits, of which the low 16 count.
+    /// I32, truncated to 16 bits.
     Words(*const i32),
 }
 
@@ -204,7 +204,7 @@ impl Job for Part<'_> {
     }
 }
 
-/// Columns of a block of a part of so many rows.
+/// The block size along n, given the number of rows of the part.
 fn most_columns(rows: usize) -> usize {
     if rows <= MC { NC_ONCE } else { NC }
 }
@@ -333,7 +333,7 @@ unsafe fn multiply<S: Step>(part: &Part, room: &Room, block: &Block) {
     }
 }
 
-/// Packs columns of a block, of which the last panel has zeros past them.
+/// Packs the columns of a block into panels; the last one is padded with zeros.
 ///
 /// # Safety
 ///
