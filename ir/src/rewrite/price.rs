@@ -59,7 +59,7 @@ impl Work {
         self.price_at(LAUNCH_BYTES)
     }
 
-    /// The price of it where a launch counts as so many [bytes](launch_bytes).
+    /// The price, with [`launch_bytes`] as the cost of a launch.
     pub fn price_at(self, launch_bytes: u64) -> Price {
         let others = self.flops.saturating_sub(self.product_flops);
         1 + self.launches * launch_bytes
