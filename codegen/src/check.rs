@@ -64,8 +64,9 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     let mut findings = Findings::default();
     let places: Vec<Places> =
         programs.iter().map(|p| Places::of(p, (programs, plan.mesh.dp), &mut findings)).collect();
-    if plan.stage_ends.len() != plan.mesh.pp || plan.microbatch_count == 0 {
-        findings.add("E2114", "plan", "the plan has no micro-batch, or not one end per stage");
+    let is_whole = plan.stage_ends.len().is_multiple_of(plan.mesh.pp);
+    if plan.stage_ends.is_empty() || !is_whole || plan.microbatch_count == 0 {
+        findings.add("E2114", "plan", "the plan has no micro-batch, or not one end per chunk");
     }
     if !findings.found.is_empty() {
         return findings.found;

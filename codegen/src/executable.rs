@@ -45,8 +45,6 @@ pub struct Features {
     pub cp: usize,
     /// Expert-parallel ranks.
     pub ep: usize,
-    /// Chunks of a pipeline stage.
-    pub chunks: usize,
     /// The order of micro-batches.
     pub schedule: Schedule,
     /// What data-parallel ranks share.
@@ -66,7 +64,6 @@ impl Features {
             on_gpus: false,
             cp: plan.mesh.cp,
             ep: plan.ep,
-            chunks: plan.chunks_per_stage(),
             schedule: plan.schedule,
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
@@ -87,7 +84,6 @@ impl Features {
             (self.on_gpus, "devices that are GPUs"),
             (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
-            (self.chunks > 1, "interleaved stages"),
             (is_zero_bubble, "zero-bubble schedules"),
             (stage > 1, "ZeRO-2 and ZeRO-3"),
             (is_split && is_partly, "ZeRO over some of the data-parallel ranks"),

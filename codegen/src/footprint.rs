@@ -4,6 +4,7 @@
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 use ir::program::{Buffer, BufferId, Contents, Instruction, Ref, ShardRole, Step};
 use ir::{Module, Plan, Program, Target, ValueId};
@@ -15,7 +16,7 @@ use crate::calls::{Call, Calls, Operand};
 use crate::compile::Compiler;
 use crate::crossing::crossing;
 pub use crate::executable::{BUFFERS_MAX, NotYet};
-use crate::schedule::in_flight;
+use crate::schedule::Pipeline;
 
 /// The bytes of one rank. Activations and frames share room over time: their sum may be more than
 /// what the arena needs for them.
@@ -311,12 +312,15 @@ impl Compiler<'_> {
 /// The first of each kind of stages: those of one kind have equal calls, and later ones no more
 /// micro-batches in flight.
 fn distinct_stages(calls: &Calls, plan: &Plan) -> Vec<usize> {
-    let mut seen: Vec<(StageKind<'_>, usize)> = Vec::new();
+    let pipeline = Pipeline::of(plan);
+    let mut seen: Vec<(Vec<ChunkKind<'_>>, Vec<usize>)> = Vec::new();
     let mut distinct = Vec::new();
     for stage in 0..plan.mesh.pp {
-        let kind = StageKind::of(calls, plan, stage);
-        let held = in_flight(plan.schedule, [stage, plan.mesh.pp], plan.microbatch_count);
-        if !seen.iter().any(|(other, most)| *other == kind && held <= *most) {
+        let kind: Vec<ChunkKind<'_>> =
+            plan.chunks_of(stage).map(|chunk| ChunkKind::of(calls, plan, chunk)).collect();
+        let held = pipeline.in_flight(stage);
+        let covers = |most: &[usize]| held.iter().zip(most).all(|(held, most)| held <= most);
+        if !seen.iter().any(|(other, most)| *other == kind && covers(most)) {
             seen.push((kind, held));
             distinct.push(stage);
         }
@@ -324,9 +328,9 @@ fn distinct_stages(calls: &Calls, plan: &Plan) -> Vec<usize> {
     distinct
 }
 
-/// All of a stage that its buffers depend on, but for the micro-batches in flight.
+/// All of a chunk that buffers depend on, but for the micro-batches in flight.
 #[derive(PartialEq)]
-struct StageKind<'c> {
+struct ChunkKind<'c> {
     /// For each call its function and what it keeps.
     calls: Vec<(&'c str, ir::plan::Keep)>,
     /// Operands and results of all calls, then what arrives and what leaves: by where each was
@@ -336,10 +340,10 @@ struct StageKind<'c> {
     is_shared: Vec<bool>,
 }
 
-impl<'c> StageKind<'c> {
-    fn of(calls: &'c Calls, plan: &Plan, stage: usize) -> StageKind<'c> {
-        let begin = if stage == 0 { 0 } else { plan.stage_ends[stage - 1] };
-        let end = plan.stage_ends[stage].min(calls.calls.len());
+impl<'c> ChunkKind<'c> {
+    fn of(calls: &'c Calls, plan: &Plan, chunk: usize) -> ChunkKind<'c> {
+        let Range { start: begin, end } = plan.calls_of(chunk);
+        let end = end.min(calls.calls.len());
         let own = &calls.calls[begin.min(end)..end];
         let numbers = calls.numbers();
         let keep = |(call, number): (&'c Call, &usize)| {
@@ -380,6 +384,6 @@ impl<'c> StageKind<'c> {
             mentions.push(values.len());
             mentions.extend(values.into_iter().map(|value| mention(Operand::Value(value))));
         }
-        StageKind { calls: kept, mentions, is_shared }
+        ChunkKind { calls: kept, mentions, is_shared }
     }
 }

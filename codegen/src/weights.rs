@@ -1,7 +1,7 @@
 //! Which part of each weight a class of ranks holds.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::autodiff::gradient_name;
 use ir::factors::zeros;
@@ -29,8 +29,7 @@ pub(crate) fn weight_places(
     // Of the layers that repeat, each parameter is looked at once.
     let mut known: BTreeMap<(&str, usize), (bool, Lies)> = BTreeMap::new();
     for ((index, weight), readers) in calls.weights.iter().enumerate().zip(readers(calls)) {
-        let mut stages: Vec<usize> = readers.iter().map(|(at, _)| plan.stage_of(*at)).collect();
-        stages.dedup();
+        let stages: BTreeSet<usize> = readers.iter().map(|(at, _)| plan.stage_of(*at)).collect();
         if !stages.contains(&stage) {
             continue;
         }
@@ -70,7 +69,7 @@ pub(crate) fn weight_places(
                 is_matrix,
                 is_frozen: weight.frozen,
                 owned: stages.first() == Some(&stage),
-                stages,
+                stages: stages.into_iter().collect(),
             });
         }
     }

@@ -3,6 +3,7 @@
 mod mesh;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -350,6 +351,17 @@ impl Plan {
     /// Chunks of calls that a stage has.
     pub fn chunks_per_stage(&self) -> usize {
         (self.stage_ends.len() / self.mesh.pp.max(1)).max(1)
+    }
+
+    /// The chunks of a stage, by their numbers among those of all stages.
+    pub fn chunks_of(&self, stage: usize) -> impl Iterator<Item = usize> {
+        (stage..self.stage_ends.len()).step_by(self.mesh.pp.max(1))
+    }
+
+    /// The calls of a chunk, which is counted among those of all stages.
+    pub fn calls_of(&self, chunk: usize) -> Range<usize> {
+        let begin = chunk.checked_sub(1).map_or(0, |before| self.stage_ends[before]);
+        begin..self.stage_ends[chunk].max(begin)
     }
 
     /// The stage of a call.

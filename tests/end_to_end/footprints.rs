@@ -6,7 +6,7 @@ use gantline::planned::Wanted as PlansOf;
 use gantline::verbs::gpus::finalists::Programs;
 use ir::plan::{Keep, Schedule, Zero};
 use ir::precision::Precision;
-use ir::{DType, Mesh, Plan};
+use ir::{DType, Mesh, Module, Plan};
 use planner::cluster::Cluster;
 use planner::estimate::described::described;
 use planner::estimate::memory::Memory;
@@ -16,7 +16,7 @@ use planner::estimate::{Estimator, Job};
 use serde_json::Value;
 
 use crate::cli::tiny;
-use crate::mesh::{gpt2, llama};
+use crate::mesh::{gpt2, interleave, llama};
 use crate::model::{Wanted, plan, prepared_as, session};
 
 const SEQ: usize = 16;
@@ -25,6 +25,15 @@ const SAMPLES: usize = 12;
 const ACTIVATIONS: [f64; 2] = [0.03, 0.15];
 const BOTH: [f64; 2] = [0.05, 0.25];
 const ALL: [f64; 2] = [0.01, 0.05];
+
+fn check_arenas(module: &Module, plan: &Plan) {
+    let footprint = codegen::footprint(module, "loss", plan).expect("it compiles");
+    let session = session(module, plan);
+    let ranks = 0..plan.mesh.ranks();
+    let allocated = ranks.map(|rank| session.lend(rank, |lent| lent.arena_bytes()));
+    let most = allocated.max().expect("there are ranks");
+    assert_eq!(footprint.arena, most, "{plan}");
+}
 
 /// The fullest rank of a session has allocated the footprint's arena, to the byte.
 #[test]
@@ -48,19 +57,19 @@ fn footprints_are_what_sessions_allocate() {
             for (stage, schedule) in [(0, Schedule::OneForwardOneBackward), (1, Schedule::GPipe)] {
                 let zero = Zero { stage, shard: 0 };
                 let plan = Plan { precision, zero, schedule, ..whole.clone() };
-                let footprint = codegen::footprint(&module, "loss", &plan).expect("it compiles");
-                let session = session(&module, &plan);
-                let allocated =
-                    (0..mesh.ranks()).map(|rank| session.lend(rank, |lent| lent.arena_bytes()));
-                let most = allocated.max().expect("there are ranks");
-                assert_eq!(footprint.arena, most, "{} {mesh} zero={stage}", description.name);
+                check_arenas(&module, &plan);
+            }
+            if pp > 1 {
+                let mut plan = Plan { precision, ..whole };
+                interleave(&mut plan, 3, 11);
+                check_arenas(&module, &plan);
             }
         }
     }
 }
 
 /// Layouts of eight devices that programs carry out.
-const LAYOUTS: [&str; 13] = [
+const LAYOUTS: [&str; 15] = [
     "dp=8 mbs=1",
     "dp=8 mbs=4",
     "dp=8 mbs=2 zero=1",
@@ -73,6 +82,8 @@ const LAYOUTS: [&str; 13] = [
     "dp=8 mbs=2 recompute=full",
     "dp=8 mbs=2 recompute=attention",
     "tp=2 pp=2 dp=2 mbs=2 sp",
+    "pp=2 dp=4 mbs=1 vpp=3",
+    "tp=2 pp=4 dp=1 mbs=2 vpp=2 sp",
     "dp=8 mbs=1 zero=1 recompute=full",
 ];
 

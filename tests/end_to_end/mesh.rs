@@ -231,6 +231,38 @@ fn schedules_keeps_and_orders_agree() {
     }
 }
 
+/// Cuts the calls of a plan into interleaved chunks, each of at least one call.
+pub(crate) fn interleave(plan: &mut Plan, chunks_per_stage: usize, seed: u64) {
+    let (calls, chunks) = (plan.stage_ends[plan.mesh.pp - 1], chunks_per_stage * plan.mesh.pp);
+    let mut cuts: Vec<usize> = (1..calls).collect();
+    cuts.sort_by_key(|cut| mix(seed + *cut as u64));
+    cuts.truncate(chunks - 1);
+    cuts.sort_unstable();
+    plan.stage_ends = [&cuts[..], &[calls]].concat();
+}
+
+/// Wherever interleaved chunks are cut, whatever the update is shared over and what is kept: with
+/// two stages messages of forward and backward passes go the same way.
+#[test]
+fn interleaved_stages_agree() {
+    let [gpt2, llama] = [gpt2(), llama()];
+    let mesh = |pp, dp, tp| Mesh { pp, dp, tp, ..Mesh::ONE };
+    for seed in 0..3 {
+        let (description, dropout) = if seed == 0 { (&gpt2, 0.1) } else { (&llama, 0.0) };
+        let keep = [Keep::Full, Keep::None, Keep::AllButAttention][seed as usize];
+        let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
+        check_batch(case, &[mesh(2, 1, 1), mesh(2, 2, 2)], &|plan| {
+            interleave(plan, 2 + mix(seed) as usize % 4, 100 * seed);
+        });
+        check_batch(case, &[mesh(4, 2, 1)], &|plan| {
+            plan.zero = Zero { stage: 1, shard: 0 };
+            interleave(plan, 2, 100 * seed + 50);
+        });
+        let case = Case { samples: 6, ..case };
+        check_batch(case, &[mesh(3, 1, 2)], &|plan| interleave(plan, 3, 100 * seed + 70));
+    }
+}
+
 #[test]
 fn every_mesh_agrees_in_f32() {
     check(&gpt2(), 0.0, &meshes(8), Keep::None, DType::F32, 1e-5);

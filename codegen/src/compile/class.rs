@@ -1,6 +1,7 @@
 //! A class of ranks: its calls, what it compiles for them, and where its buffers are.
 
 mod allocate;
+mod chunk;
 mod steps;
 mod update;
 
@@ -10,23 +11,23 @@ use std::sync::Arc;
 use ir::plan::Optimizer;
 use ir::program::{Feed, Program, Step};
 use ir::sharding::Layout;
-use ir::{DType, Dim, Function, Module, Node, Op, Plan, TensorType, ValueId};
+use ir::{DType, Dim, Function, Module, Node, Op, Plan, ValueId};
 
 use super::{Compiler, Ends};
-use crate::calls::{Call, Calls, Operand};
-use crate::crossing::{crossing, gradient_adds, must_clear, relayed, rounded_gradients};
+use crate::calls::{Call, Calls};
+use crate::crossing::{gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
 use crate::executable::executed_target;
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
-use crate::schedule::{Turn, in_flight, turns};
-use crate::specialise::Source;
+use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
 use crate::weights::weight_places;
+use chunk::Chunk;
 
-/// Where things happen within the work on one micro-batch.
+/// Where things happen within the work on one micro-batch: on the calls of all chunks.
 #[derive(Clone, Copy)]
 struct Clock {
     calls: usize,
@@ -41,8 +42,13 @@ impl Clock {
         2 * self.calls - call
     }
 
+    /// When cotangents go from a call, or from what follows the last one, to the call before.
+    fn passed(self, call: usize) -> usize {
+        2 * self.calls + 1 - call
+    }
+
     fn end(self) -> usize {
-        2 * self.calls + 1
+        self.passed(0)
     }
 }
 
@@ -60,26 +66,9 @@ pub(crate) struct Class<'a> {
     pub(crate) tensor: usize,
     pub(crate) store: Store,
     pub(crate) table: &'a mut KernelTable,
-    /// The calls of this stage.
-    own: &'a [Call],
-    /// The layer of each call: calls of one function differ in the gradients that they add.
-    layers: Vec<Arc<Layer>>,
-    /// What an evaluation calls; the same as training where none.
-    evaluation: Option<Evaluation<'a>>,
-    /// For each call, its forward and backward routine.
-    routines: Vec<(usize, usize)>,
-    /// The values that come from the stage before, and that go to the one after.
-    crossing: [Vec<ValueId>; 2],
-    /// Those that do both and that no call of this stage takes, with their types.
-    relayed: Vec<(ValueId, TensorType)>,
+    chunks: Vec<Chunk<'a>>,
     clock: Clock,
-    /// Micro-batches in flight at most.
-    in_flight: usize,
-    /// Buffers of values, by micro-batch slot.
-    values: BTreeMap<(ValueId, usize), BufferId>,
-    cotangents: BTreeMap<ValueId, BufferId>,
-    /// Kept results, by call, result and micro-batch slot.
-    kept: BTreeMap<(usize, usize, usize), BufferId>,
+    /// By the moments of the clock.
     frames: BTreeMap<usize, BufferId>,
     feeds: BTreeMap<Feed, BufferId>,
     /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
@@ -95,18 +84,18 @@ impl<'a> Class<'a> {
     ) -> Result<Class<'a>, Refusal> {
         let Compiler { module, calls, evaluated, layers: shared, .. } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
-        let own = own_calls(calls, plan, stage)?;
         if plan.microbatch_count > 1 {
             module.functions.iter().try_for_each(check_draws)?;
         }
+        check_rounds(plan)?;
         let place = Place {
             sizes: [plan.mesh.dp, plan.mesh.tp],
             coordinates: [0, tensor],
             microbatch_size: plan.microbatch_size,
             target: executed_target(plan),
         };
-        let crossing = crossings(calls, plan, stage);
-        let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);
+        let mut store = store(module, calls, plan, [stage, tensor])?;
+        let mut chunks = Chunk::all(calls, plan, stage)?;
         let mut make = |call: &Call, number: usize, adds: &[bool]| {
             let planned = plan.functions.get(&call.function);
             let planned =
@@ -117,22 +106,29 @@ impl<'a> Class<'a> {
             let sums = GradientSums { adds, rounded: &rounded };
             shared.layer(&call.function, decisions, place, sums, is_last)
         };
-        let numbers = calls.numbers().into_iter().skip(begin(plan, stage));
-        let layers = own.iter().zip(numbers).zip(&adds);
-        let layers = layers.map(|((call, number), adds)| make(call, number, adds));
-        let layers: Vec<Arc<Layer>> = layers.collect::<Result<_, _>>()?;
-        let relayed = relayed(calls, own, &crossing, &mut |call, adds| make(call, 0, adds))?;
-        let named = own.iter().zip(&layers);
-        let named = named.map(|(call, layer)| (call.function.clone(), Arc::clone(layer)));
-        let trained: BTreeMap<String, Arc<Layer>> = named.collect();
-        let mut store = store(module, calls, plan, [stage, tensor])?;
-        let mut maker =
-            Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
-        let evaluate =
-            |calls: &'a Calls| Evaluation::new(&mut maker, own_calls(calls, plan, stage)?, own);
-        let evaluation = evaluated.map(evaluate).transpose()?;
+        let numbers = calls.numbers();
+        let mut trained: BTreeMap<String, Arc<Layer>> = BTreeMap::new();
+        for (chunk, number) in chunks.iter_mut().zip(plan.chunks_of(stage)) {
+            let adds = gradient_adds(chunk.own, &chunk.crossing[1], plan.microbatch_count);
+            let layers = chunk.own.iter().zip(&numbers[plan.calls_of(number)]).zip(&adds);
+            let layers = layers.map(|((call, number), adds)| make(call, *number, adds));
+            chunk.layers = layers.collect::<Result<_, _>>()?;
+            let make = &mut |call: &Call, adds: &[bool]| make(call, 0, adds);
+            chunk.relayed = relayed(calls, chunk.own, &chunk.crossing, make)?;
+            let named = chunk.own.iter().zip(&chunk.layers);
+            trained.extend(named.map(|(call, layer)| (call.function.clone(), Arc::clone(layer))));
+        }
+        if let Some(evaluated) = evaluated {
+            let mut maker =
+                Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
+            for (chunk, number) in chunks.iter_mut().zip(plan.chunks_of(stage)) {
+                let own = evaluated.calls.get(plan.calls_of(number));
+                let own = own.ok_or("the stages do not fit")?;
+                chunk.evaluation = Some(Evaluation::new(&mut maker, own, chunk.own)?);
+            }
+        }
         let class = Class::with((module, calls), plan, [stage, tensor], store, &mut shared.table)?;
-        Ok(Class { layers, evaluation, relayed, ..class })
+        Ok(Class { chunks, ..class })
     }
 
     /// A class that has its weights, and no layers.
@@ -143,7 +139,7 @@ impl<'a> Class<'a> {
         store: Store,
         table: &'a mut KernelTable,
     ) -> Result<Class<'a>, Refusal> {
-        let own = own_calls(calls, plan, stage)?;
+        let chunks = Chunk::all(calls, plan, stage)?;
         Ok(Class {
             calls,
             plan,
@@ -151,17 +147,8 @@ impl<'a> Class<'a> {
             tensor,
             store,
             table,
-            own,
-            layers: Vec::new(),
-            evaluation: None,
-            routines: Vec::new(),
-            crossing: crossings(calls, plan, stage),
-            relayed: Vec::new(),
-            clock: Clock { calls: own.len() },
-            in_flight: in_flight(plan.schedule, [stage, plan.mesh.pp], plan.microbatch_count),
-            values: BTreeMap::new(),
-            cotangents: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            clock: Clock { calls: chunks.iter().map(|chunk| chunk.own.len()).sum() },
+            chunks,
             frames: BTreeMap::new(),
             feeds: BTreeMap::new(),
             loss_is_partial: loss_is_partial(module, calls, plan),
@@ -170,7 +157,8 @@ impl<'a> Class<'a> {
 
     /// Whether a call of this stage has a result of the entry.
     pub(crate) fn has_loss(&self) -> bool {
-        self.own.iter().flat_map(|call| &call.results).any(|result| self.is_entry_result(*result))
+        let calls = self.chunks.iter().flat_map(|chunk| chunk.own);
+        calls.flat_map(|call| &call.results).any(|result| self.is_entry_result(*result))
     }
 
     /// The type of losses, norms and scalars.
@@ -182,7 +170,7 @@ impl<'a> Class<'a> {
         self.allocate_stats();
         let scalars = self.feed_buffer(Feed::Scalars);
         let (mut begin, mut finish) = (Vec::new(), Vec::new());
-        let clears = must_clear(self.own, self.plan.microbatch_count);
+        let clears = clears(self.calls, self.plan, self.stage)?;
         update::begin(&mut self, clears, scalars, &mut begin);
         update::finish(&mut self, scalars, &mut finish)?;
         let routine = |step: &Step| match step {
@@ -208,67 +196,65 @@ impl<'a> Class<'a> {
 
     /// Values between calls that have places of their own, of all micro-batches in flight.
     pub(super) fn kept_count(&self) -> usize {
-        let of_calls = self.layers.iter().map(|layer| layer.halves.forward.results.len());
-        of_calls.sum::<usize>() * self.in_flight
+        let of_chunk = |chunk: &Chunk<'_>| {
+            let results = chunk.layers.iter().map(|layer| layer.halves.forward.results.len());
+            results.sum::<usize>() * chunk.in_flight
+        };
+        self.chunks.iter().map(of_chunk).sum()
     }
 
     fn assembled(mut self, microbatches: usize) -> Result<Program, Refusal> {
-        for layer in &self.layers {
-            let forward = self.store.routine(&layer.forward);
-            let backward = self.store.routine(&layer.backward);
-            self.routines.push((forward, backward));
+        for chunk in &mut self.chunks {
+            for layer in &chunk.layers {
+                let forward = self.store.routine(&layer.forward);
+                let backward = self.store.routine(&layer.backward);
+                chunk.routines.push((forward, backward));
+            }
         }
         self.allocate();
         let mut steps = Vec::new();
         let scalars = self.feed_buffer(Feed::Scalars);
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
-        let clears = must_clear(self.own, self.plan.microbatch_count);
+        let clears = clears(self.calls, self.plan, self.stage)?;
         update::begin(&mut self, clears, scalars, &mut steps);
-        self.schedule(microbatches, &mut steps)?;
+        let pipeline = Pipeline { microbatches, ..Pipeline::of(self.plan) };
+        let turns = pipeline.turns(self.stage);
+        for turn in &turns {
+            match *turn {
+                Turn::Forward { chunk, microbatch } => {
+                    self.forward([chunk, microbatch], Pass::Training, &mut steps);
+                }
+                Turn::Backward { chunk, microbatch } => {
+                    self.backward([chunk, microbatch], &mut steps)?;
+                }
+            }
+        }
         update::finish(&mut self, scalars, &mut steps)?;
         let mut evaluate = Vec::new();
         update::begin_evaluation(&mut self, &mut evaluate);
-        for microbatch in 0..microbatches {
-            self.forward(microbatch, Pass::Evaluation, &mut evaluate);
+        for turn in turns {
+            if let Turn::Forward { chunk, microbatch } = turn {
+                self.forward([chunk, microbatch], Pass::Evaluation, &mut evaluate);
+            }
         }
         update::reduce_loss(&mut self, &mut evaluate);
         let (place, steps) = ([self.stage, self.tensor], [steps, evaluate]);
         Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
     }
 
-    fn schedule(&mut self, microbatches: usize, steps: &mut Vec<Step>) -> Result<(), String> {
-        let Plan { mesh, schedule, .. } = self.plan;
-        for turn in turns(*schedule, [self.stage, mesh.pp], microbatches) {
-            match turn {
-                Turn::Forward(microbatch) => self.forward(microbatch, Pass::Training, steps),
-                Turn::Backward(microbatch) => self.backward(microbatch, steps)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn layer(&self, call: usize) -> &Layer {
-        &self.layers[call]
-    }
-
-    /// The calls of this stage that take a value.
-    fn consumers(&self, value: ValueId) -> Vec<usize> {
-        let takes = |call: &Call| call.operands.contains(&Operand::Value(value));
-        (0..self.own.len()).filter(|at| takes(&self.own[*at])).collect()
-    }
-
     fn is_entry_result(&self, value: ValueId) -> bool {
         self.calls.results.contains(&value)
     }
+}
 
-    /// Whether the backward routine of a call reads an operand.
-    fn backward_reads(&self, call: usize, value: ValueId) -> bool {
-        let operands = &self.own[call].operands;
-        self.layer(call).halves.backward_params.iter().any(|source| match source {
-            Source::Param(at) => operands.get(*at) == Some(&Operand::Value(value)),
-            Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
-        })
+/// Micro-batches go through interleaved chunks in rounds of as many as there are stages: in shorter
+/// ones stages would send to each other in other orders than they receive.
+fn check_rounds(plan: &Plan) -> Result<(), String> {
+    let (count, pp) = (plan.microbatch_count, plan.mesh.pp);
+    if plan.chunks_per_stage() == 1 || count.is_multiple_of(pp) {
+        return Ok(());
     }
+    Err(format!("{pp} interleaved stages do not divide {count} micro-batches"))
 }
 
 /// Samples of several micro-batches are told apart along the first dim of a draw only.
@@ -287,24 +273,13 @@ fn check_draws(function: &Function) -> Result<(), String> {
     }
 }
 
-/// The calls of a stage.
-pub(super) fn own_calls<'a>(
-    calls: &'a Calls,
-    plan: &Plan,
-    stage: usize,
-) -> Result<&'a [Call], String> {
-    let own = calls.calls.get(begin(plan, stage)..plan.stage_ends[stage]);
-    own.ok_or_else(|| "the stages do not fit".to_owned())
-}
-
-/// The first call of a stage.
-fn begin(plan: &Plan, stage: usize) -> usize {
-    if stage == 0 { 0 } else { plan.stage_ends[stage - 1] }
-}
-
-/// The values that come from the stage before, and that go to the one after.
-fn crossings(calls: &Calls, plan: &Plan, stage: usize) -> [Vec<ValueId>; 2] {
-    [begin(plan, stage), plan.stage_ends[stage]].map(|at| crossing(calls, at))
+/// Whether gradients of a stage are added to before anything was written to them in a step.
+///
+/// # Errors
+/// A sentence, when the plan has other calls.
+pub(super) fn clears(calls: &Calls, plan: &Plan, stage: usize) -> Result<bool, String> {
+    let chunks = Chunk::all(calls, plan, stage)?;
+    Ok(chunks.iter().any(|chunk| must_clear(chunk.own, plan.microbatch_count)))
 }
 
 /// The weights of a class, with gradients and optimizer states.

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use ir::{Module, Plan};
 
 use super::Ends;
-use super::class::{Class, loss_is_partial, own_calls, shards, training_store};
+use super::class::{Class, clears, loss_is_partial, shards, training_store};
 use crate::calls::Calls;
-use crate::crossing::must_clear;
 use crate::lower::KernelTable;
 use crate::refusal::Refusal;
 use crate::store::extents;
@@ -32,7 +31,7 @@ impl AllEnds {
         table: &mut KernelTable,
     ) -> Result<Arc<Ends>, Refusal> {
         let weights = weight_places(module, calls, plan, stage, tensor)?;
-        let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
+        let clears = clears(calls, plan, stage)?;
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
         let of_plan = (plan.mesh, plan.optimizer, plan.precision, plan.target, shards(plan));

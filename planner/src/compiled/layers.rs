@@ -11,8 +11,8 @@ use std::thread;
 use codegen::calls::{Calls, Operand};
 use codegen::crossing::{crossing, gradient_adds};
 use codegen::refusal::CODE_NO_KERNEL;
-use codegen::schedule::{Turn, one_forward_one_backward};
-use ir::plan::{FunctionPlan, Keep, Zero};
+use codegen::schedule::{Pipeline, Turn};
+use ir::plan::{FunctionPlan, Keep, Schedule, Zero};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
 use super::keys::{CallPrice, Key, LayerQuery};
@@ -485,14 +485,16 @@ impl Stage {
         let out: Vec<f64> = seconds(&self.passed_bytes);
         let back: Vec<f64> = before.map_or_else(Vec::new, |stage| seconds(&stage.passed_bytes));
         let mut moves = vec![Move::Call { routine: 0 }];
-        for turn in one_forward_one_backward(stages, at, count) {
+        let schedule = Schedule::OneForwardOneBackward;
+        let pipeline = Pipeline { schedule, stages, chunks: 1, microbatches: count };
+        for turn in pipeline.turns(at) {
             match turn {
-                Turn::Forward(_) => {
+                Turn::Forward { .. } => {
                     moves.extend(back.iter().map(|_| Move::Receive { from: at - 1 }));
                     moves.push(Move::Call { routine: 1 });
                     moves.extend(out.iter().map(|s| Move::Send { to: at + 1, seconds: *s }));
                 }
-                Turn::Backward(_) => {
+                Turn::Backward { .. } => {
                     moves.extend(out.iter().map(|_| Move::Receive { from: at + 1 }));
                     moves.push(Move::Call { routine: 2 });
                     moves.extend(back.iter().map(|s| Move::Send { to: at - 1, seconds: *s }));

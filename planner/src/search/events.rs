@@ -5,6 +5,8 @@
 //! of passes, as the schedule's authors give it, and a pass begins when its stage is free and what
 //! it needs has arrived.
 
+use codegen::schedule::{Pipeline, Turn};
+
 use crate::configuration::{Configuration, Recompute, Schedule};
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::{Estimate, Estimator};
@@ -121,25 +123,13 @@ impl Line {
             Schedule::ZeroBubbleH2 => return split_order(m, 2 * (p - stage) - 1, 2 * stage),
             Schedule::GPipe | Schedule::OneForwardOneBackward => {}
         }
-        let all = m * v;
-        // The k-th pass goes round: p micro-batches of a chunk, then the next chunk.
-        let chunk = |k: usize| k / p % v;
-        let microbatch = |k: usize| if v == 1 { k } else { k / (p * v) * p + k % p };
-        let forward = |k: usize| (Pass::Forward, chunk(k), microbatch(k));
-        let backward = |k: usize| (Pass::Backward, v - 1 - chunk(k), microbatch(k));
-        let ahead = match (self.schedule, v) {
-            (Schedule::GPipe, _) => all,
-            (_, 1) => p - stage - 1,
-            (_, _) => 2 * (p - stage - 1) + (v - 1) * p,
+        let (schedule, stages) = (self.schedule, self.stages());
+        let pipeline = Pipeline { schedule, stages, chunks: v, microbatches: m };
+        let work = |turn: &Turn| match *turn {
+            Turn::Forward { chunk, microbatch } => (Pass::Forward, chunk, microbatch),
+            Turn::Backward { chunk, microbatch } => (Pass::Backward, chunk, microbatch),
         };
-        let ahead = ahead.min(all);
-        let mut order: Vec<Work> = (0..ahead).map(forward).collect();
-        for k in ahead..all {
-            order.push(forward(k));
-            order.push(backward(k - ahead));
-        }
-        order.extend((all - ahead..all).map(backward));
-        order
+        pipeline.turns(stage).iter().map(work).collect()
     }
 
     fn seconds(&self, stage: usize, (pass, chunk, _): Work) -> f64 {

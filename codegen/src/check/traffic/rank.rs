@@ -119,7 +119,7 @@ impl<'a> Rank<'a> {
             has_arrived: false,
             made: Vec::new(),
             unlabelled: Vec::new(),
-            turns: turns(setup.phase.steps(program), setup.plan.microbatch_count),
+            turns: turns(program, setup.phase, setup.plan.microbatch_count),
             normed: vec![0; program.weights.len()],
         }
     }

@@ -1,37 +1,48 @@
 //! Buffers of a class: values, their cotangents, what is kept, feeds and frames.
 
+use std::sync::Arc;
+
 use ir::program::{Contents, Feed};
 use ir::{DType, ValueId};
 
 use super::Class;
+use super::chunk::Chunk;
 use super::update::SCALARS;
 use crate::calls::Operand;
+use crate::routines::Layer;
 use crate::store::BufferId;
 
 impl Class<'_> {
     pub(super) fn allocate(&mut self) {
         self.allocate_stats();
-        for call in 0..self.own.len() {
-            for (position, operand) in self.own[call].operands.iter().enumerate() {
+        for chunk in 0..self.chunks.len() {
+            self.allocate_chunk(chunk);
+        }
+    }
+
+    fn allocate_chunk(&mut self, chunk: usize) {
+        let Chunk { own, before, .. } = self.chunks[chunk];
+        for (call, passes) in own.iter().enumerate() {
+            for (position, operand) in passes.operands.iter().enumerate() {
                 match operand {
-                    Operand::Value(value) if !self.is_own(*value) => {
-                        self.allocate_slot(*value, 0, call, position);
+                    Operand::Value(value) if !self.chunks[chunk].makes(*value) => {
+                        self.allocate_slot(*value, 0, [chunk, call], position);
                     }
-                    Operand::Tokens => self.allocate_feed(Feed::Tokens),
-                    Operand::Labels => self.allocate_feed(Feed::Labels),
-                    Operand::Documents => self.allocate_feed(Feed::Documents),
-                    Operand::Key(path) => self.allocate_feed(Feed::Key { path: *path }),
-                    Operand::Position => self.allocate_feed(Feed::Position),
-                    Operand::Last => self.allocate_feed(Feed::Last),
+                    Operand::Tokens => self.allocate_feed(chunk, Feed::Tokens),
+                    Operand::Labels => self.allocate_feed(chunk, Feed::Labels),
+                    Operand::Documents => self.allocate_feed(chunk, Feed::Documents),
+                    Operand::Key(path) => self.allocate_feed(chunk, Feed::Key { path: *path }),
+                    Operand::Position => self.allocate_feed(chunk, Feed::Position),
+                    Operand::Last => self.allocate_feed(chunk, Feed::Last),
                     Operand::Value(_) | Operand::Weight(_) | Operand::Cache(_) => {}
                 }
             }
-            self.allocate_results(call);
-            self.allocate_frames(call);
+            self.allocate_results(chunk, call);
+            self.allocate_frames(chunk, before + call, call);
         }
-        for (value, ty) in self.relayed.clone() {
+        for (value, ty) in self.chunks[chunk].relayed.clone() {
             let sizes = ty.sizes().expect("local sizes are bound");
-            self.allocate_value(value, 0, "relayed", (ty.dtype, sizes));
+            self.allocate_value(value, 0, (chunk, "relayed"), (ty.dtype, sizes));
         }
     }
 
@@ -43,12 +54,9 @@ impl Class<'_> {
         }
     }
 
-    fn is_own(&self, value: ValueId) -> bool {
-        self.own.iter().any(|call| call.results.contains(&value))
-    }
-
-    fn allocate_feed(&mut self, feed: Feed) {
+    fn allocate_feed(&mut self, chunk: usize, feed: Feed) {
         self.feed_buffer(feed);
+        self.chunks[chunk].feeds.insert(feed);
     }
 
     pub(super) fn feed_buffer(&mut self, feed: Feed) -> BufferId {
@@ -72,109 +80,109 @@ impl Class<'_> {
         buffer
     }
 
+    /// When values of a chunk are there whose only micro-batch in flight needs them from `first` to
+    /// `last`. Chunks take turns, so that values of two of them are there at once.
+    fn span(&self, chunk: usize, first: usize, last: usize) -> (usize, usize) {
+        let is_alone = self.chunks.len() == 1 && self.chunks[chunk].in_flight == 1;
+        if is_alone { (first, last) } else { (0, self.clock.end()) }
+    }
+
     /// Room for a value from `first` on, for its cotangent, and for each micro-batch in flight.
     fn allocate_value(
         &mut self,
         value: ValueId,
         first: usize,
-        name: &str,
+        (at, name): (usize, &str),
         (dtype, sizes): (DType, Vec<usize>),
     ) {
-        if self.values.contains_key(&(value, 0)) {
+        let (chunk, clock) = (&self.chunks[at], self.clock);
+        if chunk.values.contains_key(&(value, 0)) {
             return;
         }
-        let (here, elsewhere) = (self.consumers(value), self.crossing[1].contains(&value));
+        let forward = |call: usize| clock.forward(chunk.before + call);
+        let backward = |call: usize| clock.backward(chunk.before + call);
+        let (here, elsewhere) = (chunk.consumers(value), chunk.crossing[1].contains(&value));
         let mut last = first;
         for consumer in &here {
-            last = last.max(self.clock.forward(*consumer));
-            if self.backward_reads(*consumer, value) {
-                last = last.max(self.clock.backward(*consumer));
+            last = last.max(forward(*consumer));
+            if chunk.backward_reads(*consumer, value) {
+                last = last.max(backward(*consumer));
             }
         }
         if elsewhere {
-            last = last.max(self.clock.calls + 1);
+            last = last.max(clock.calls + 1);
         }
-        let producer = (0..self.own.len()).find(|at| self.own[*at].results.contains(&value));
-        if let Some(producer) = producer.filter(|at| self.backward_reads(*at, value)) {
-            last = last.max(self.clock.backward(producer));
+        let producer = (0..chunk.own.len()).find(|at| chunk.own[*at].results.contains(&value));
+        if let Some(producer) = producer.filter(|at| chunk.backward_reads(*at, value)) {
+            last = last.max(backward(producer));
         }
         // From its arrival, or from the first backward call that adds to it, to the producer's.
-        let from = here.iter().filter(|_| !elsewhere).map(|c| self.clock.backward(*c)).min();
-        let to = producer.map_or(self.clock.end(), |p| self.clock.backward(p));
-        for copy in 0..self.in_flight {
-            let span = if self.in_flight == 1 { (first, last) } else { (0, self.clock.end()) };
+        let from = here.iter().filter(|_| !elsewhere).map(|c| backward(*c)).min();
+        let [start, end] = [0, chunk.own.len()].map(|call| clock.passed(chunk.before + call));
+        let of_cotangent = (from.unwrap_or(end), producer.map_or(start, backward));
+        let span = self.span(at, first, last);
+        for copy in 0..self.chunks[at].in_flight {
             let buffer =
                 self.store.transient(name, Contents::Activation, dtype, sizes.clone(), span);
-            self.values.insert((value, copy), buffer);
+            self.chunks[at].values.insert((value, copy), buffer);
         }
-        let span = (from.unwrap_or(self.clock.calls + 1), to);
         let name = format!("d.{name}");
-        let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, span);
-        self.cotangents.insert(value, buffer);
+        let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, of_cotangent);
+        self.chunks[at].cotangents.insert(value, buffer);
     }
 
     /// Room for what passes through a slot of a call.
-    fn allocate_slot(&mut self, value: ValueId, first: usize, call: usize, slot: usize) {
-        let name = format!("{}.{slot}", self.own[call].function);
-        let ty = self.slot_type(call, slot);
-        self.allocate_value(value, first, &name, ty);
+    fn allocate_slot(
+        &mut self,
+        value: ValueId,
+        first: usize,
+        [chunk, call]: [usize; 2],
+        slot: usize,
+    ) {
+        let name = format!("{}.{slot}", self.chunks[chunk].own[call].function);
+        let ty = slot_type(self.chunks[chunk].layer(call), slot);
+        self.allocate_value(value, first, (chunk, &name), ty);
     }
 
-    /// The type of a slot of the forward function: a parameter, or a result after them.
-    fn slot_type(&self, call: usize, slot: usize) -> (DType, Vec<usize>) {
-        let layer = self.layer(call);
-        let forward = &layer.halves.forward;
-        let value = match slot.checked_sub(layer.param_count) {
-            Some(result) => forward.results[result],
-            None => {
-                let at = layer.halves.forward_params.iter().position(|p| *p == slot);
-                ValueId(at.unwrap_or(0) as u32)
-            }
-        };
-        let ty = forward.ty(value);
-        (ty.dtype, ty.sizes().expect("local sizes are bound"))
-    }
-
-    fn allocate_results(&mut self, call: usize) {
-        let own = &self.own[call];
-        let (param_count, primal) =
-            (self.layer(call).param_count, self.layer(call).halves.primal_results);
-        for (at, result) in own.results.iter().enumerate() {
-            if !self.is_entry_result(*result) {
-                self.allocate_slot(*result, self.clock.forward(call), call, param_count + at);
+    fn allocate_results(&mut self, at: usize, call: usize) {
+        let Chunk { own, before, in_flight, .. } = self.chunks[at];
+        let layer = Arc::clone(&self.chunks[at].layers[call]);
+        let (param_count, primal) = (layer.param_count, layer.halves.primal_results);
+        let [first, last] = [self.clock.forward(before + call), self.clock.backward(before + call)];
+        for (result, value) in own[call].results.iter().enumerate() {
+            if !self.is_entry_result(*value) {
+                self.allocate_slot(*value, first, [at, call], param_count + result);
             }
         }
-        let results = self.layer(call).halves.forward.results.len();
-        for result in primal..results {
-            let (dtype, mut sizes) = self.slot_type(call, param_count + result);
-            let layer = self.layer(call);
-            let forward = &layer.halves.forward;
+        let span = self.span(at, first, last);
+        let forward = &layer.halves.forward;
+        for result in primal..forward.results.len() {
+            let (dtype, mut sizes) = slot_type(&layer, param_count + result);
             // Rows may be padded.
             let bytes = layer.forward.slots[forward.param_count + result].1;
             if let Some((row, outer)) = sizes.split_last_mut() {
                 let rows = outer.iter().product::<usize>().max(1);
                 *row = (bytes / dtype.size()) as usize / rows;
             }
-            let name = format!("{}.{}", own.function, forward.value(forward.results[result]).name);
-            for copy in 0..self.in_flight {
-                let span = match self.in_flight {
-                    1 => (self.clock.forward(call), self.clock.backward(call)),
-                    _ => (0, self.clock.end()),
-                };
+            let name = &forward.value(forward.results[result]).name;
+            let name = format!("{}.{name}", own[call].function);
+            for copy in 0..in_flight {
                 let buffer =
                     self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
-                self.kept.insert((call, result, copy), buffer);
+                self.chunks[at].kept.insert((call, result, copy), buffer);
             }
         }
     }
 
-    fn allocate_frames(&mut self, call: usize) {
-        let layer = self.layer(call);
-        let evaluated = self.evaluation.as_ref().and_then(|e| e.layer(call));
+    /// Room for the frames of a call, by its number on the stage and in its chunk.
+    fn allocate_frames(&mut self, chunk: usize, at: usize, call: usize) {
+        let chunk = &self.chunks[chunk];
+        let layer = chunk.layer(call);
+        let evaluated = chunk.evaluation.as_ref().and_then(|e| e.layer(call));
         let evaluated = evaluated.map_or(0, |layer| layer.frame_bytes);
         let frames = [
-            (self.clock.forward(call), layer.forward.frame_bytes.max(evaluated)),
-            (self.clock.backward(call), layer.backward.frame_bytes),
+            (self.clock.forward(at), layer.forward.frame_bytes.max(evaluated)),
+            (self.clock.backward(at), layer.backward.frame_bytes),
         ];
         let name = format!("{}.frame", layer.name);
         for (position, bytes) in frames {
@@ -184,4 +192,18 @@ impl Class<'_> {
             }
         }
     }
+}
+
+/// The type of a slot of the forward function of a layer: a parameter, or a result after them.
+fn slot_type(layer: &Layer, slot: usize) -> (DType, Vec<usize>) {
+    let forward = &layer.halves.forward;
+    let value = match slot.checked_sub(layer.param_count) {
+        Some(result) => forward.results[result],
+        None => {
+            let at = layer.halves.forward_params.iter().position(|p| *p == slot);
+            ValueId(at.unwrap_or(0) as u32)
+        }
+    };
+    let ty = forward.ty(value);
+    (ty.dtype, ty.sizes().expect("local sizes are bound"))
 }

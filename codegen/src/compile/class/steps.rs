@@ -1,27 +1,35 @@
 //! Steps of a class: what it does with one micro-batch, forward and backward.
 
+use ir::ValueId;
 use ir::program::{Feed, Step};
 
+use super::chunk::{Chunk, Side};
 use super::{Class, Pass};
 use crate::calls::Operand;
 use crate::specialise::Source;
 use crate::store::BufferId;
 
 impl Class<'_> {
-    fn feed_all(&self, microbatch: usize, with_keys: bool, steps: &mut Vec<Step>) {
-        for (feed, buffer) in &self.feeds {
+    fn feed_all(
+        &self,
+        chunk: &Chunk<'_>,
+        microbatch: usize,
+        with_keys: bool,
+        steps: &mut Vec<Step>,
+    ) {
+        for feed in &chunk.feeds {
             let is_meant = match feed {
                 Feed::Scalars => false,
                 Feed::Key { .. } => with_keys,
                 Feed::Tokens | Feed::Labels | Feed::Documents | Feed::Position | Feed::Last => true,
             };
             if is_meant {
-                steps.push(Step::Feed { feed: *feed, microbatch, buffer: *buffer });
+                steps.push(Step::Feed { feed: *feed, microbatch, buffer: self.feeds[feed] });
             }
         }
     }
 
-    fn operand_buffer(&self, operand: Operand, slot: usize) -> BufferId {
+    fn operand_buffer(&self, chunk: &Chunk<'_>, operand: Operand, slot: usize) -> BufferId {
         match operand {
             Operand::Weight(weight) => self.store.param(weight),
             Operand::Tokens => self.feeds[&Feed::Tokens],
@@ -31,82 +39,92 @@ impl Class<'_> {
             Operand::Position => self.feeds[&Feed::Position],
             Operand::Last => self.feeds[&Feed::Last],
             Operand::Cache(_) => unreachable!("entries with caches are refused"),
-            Operand::Value(value) => self.values[&(value, slot)],
+            Operand::Value(value) => chunk.values[&(value, slot)],
         }
     }
 
     /// The buffer of a result of a call's forward function.
-    fn result_buffer(&self, call: usize, result: usize, slot: usize) -> BufferId {
-        match self.own[call].results.get(result) {
+    fn result_buffer(
+        &self,
+        chunk: &Chunk<'_>,
+        call: usize,
+        result: usize,
+        slot: usize,
+    ) -> BufferId {
+        match chunk.own[call].results.get(result) {
             Some(value) => {
                 let entry = self.calls.results.iter().position(|r| r == value);
-                entry.map_or_else(|| self.values[&(*value, slot)], |at| self.store.stat(at))
+                entry.map_or_else(|| chunk.values[&(*value, slot)], |at| self.store.stat(at))
             }
-            None => self.kept[&(call, result, slot)],
+            None => chunk.kept[&(call, result, slot)],
         }
     }
 
-    pub(super) fn forward(&mut self, microbatch: usize, pass: Pass, steps: &mut Vec<Step>) {
-        let slot = microbatch % self.in_flight;
-        let evaluation = self.evaluation.as_ref().filter(|_| pass == Pass::Evaluation);
-        self.feed_all(microbatch, evaluation.is_none(), steps);
-        for value in &self.crossing[0] {
-            let buffer = self.values[&(*value, slot)];
-            steps.push(Step::Receive { from: self.stage - 1, buffer });
+    pub(super) fn forward(
+        &self,
+        [chunk, microbatch]: [usize; 2],
+        pass: Pass,
+        steps: &mut Vec<Step>,
+    ) {
+        let chunk = &self.chunks[chunk];
+        let slot = chunk.slot(microbatch);
+        let evaluation = chunk.evaluation.as_ref().filter(|_| pass == Pass::Evaluation);
+        self.feed_all(chunk, microbatch, evaluation.is_none(), steps);
+        for (value, from) in chunk.exchanged(Side::Before) {
+            steps.push(Step::Receive { from, buffer: chunk.values[&(value, slot)] });
         }
-        for call in 0..self.own.len() {
-            let layer = self.layer(call);
-            let halves = &layer.halves;
+        for (call, own) in chunk.own.iter().enumerate() {
+            let halves = &chunk.layer(call).halves;
             let (params, results, routine) = match evaluation.and_then(|e| e.layer(call)) {
                 Some(instead) => (&instead.params, halves.primal_results, instead.routine),
                 None => {
                     let results = halves.forward.results.len();
-                    (&halves.forward_params, results, self.routines[call].0)
+                    (&halves.forward_params, results, chunk.routines[call].0)
                 }
             };
-            let operands = &self.own[call].operands;
+            let params = params.iter();
             let mut slots: Vec<BufferId> =
-                params.iter().map(|p| self.operand_buffer(operands[*p], slot)).collect();
-            slots.extend((0..results).map(|r| self.result_buffer(call, r, slot)));
-            let frame = self.frames.get(&self.clock.forward(call)).copied();
+                params.map(|p| self.operand_buffer(chunk, own.operands[*p], slot)).collect();
+            slots.extend((0..results).map(|r| self.result_buffer(chunk, call, r, slot)));
+            let frame = self.frames.get(&self.clock.forward(chunk.before + call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
-        for value in &self.crossing[1] {
-            let buffer = self.values[&(*value, slot)];
-            steps.push(Step::Send { to: self.stage + 1, buffer });
+        for (value, to) in chunk.exchanged(Side::After) {
+            steps.push(Step::Send { to, buffer: chunk.values[&(value, slot)] });
         }
     }
 
     pub(super) fn backward(
-        &mut self,
-        microbatch: usize,
+        &self,
+        [chunk, microbatch]: [usize; 2],
         steps: &mut Vec<Step>,
     ) -> Result<(), String> {
-        let slot = microbatch % self.in_flight;
-        if self.in_flight > 1 {
-            self.feed_all(microbatch, true, steps);
+        let chunk = &self.chunks[chunk];
+        let slot = chunk.slot(microbatch);
+        if chunk.in_flight > 1 || self.chunks.len() > 1 {
+            self.feed_all(chunk, microbatch, true, steps);
         }
-        for value in &self.crossing[1] {
-            let buffer = self.cotangents[value];
-            steps.push(Step::Receive { from: self.stage + 1, buffer });
+        for (value, from) in chunk.exchanged(Side::After) {
+            steps.push(Step::Receive { from, buffer: chunk.cotangents[&value] });
         }
-        for call in (0..self.own.len()).rev() {
-            let layer = self.layer(call);
-            let own = &self.own[call];
+        for (call, own) in chunk.own.iter().enumerate().rev() {
+            let layer = chunk.layer(call);
             let mut slots = Vec::new();
             for source in &layer.halves.backward_params {
                 slots.push(match *source {
                     Source::Param(at) if at < layer.param_count => {
-                        self.operand_buffer(own.operands[at], slot)
+                        self.operand_buffer(chunk, own.operands[at], slot)
                     }
-                    Source::Param(at) => self.cotangent_of_result(call, at - layer.param_count),
-                    Source::Kept(result) => self.result_buffer(call, result, slot),
+                    Source::Param(at) => {
+                        self.cotangent_of_result(chunk, own.results[at - layer.param_count])
+                    }
+                    Source::Kept(result) => self.result_buffer(chunk, call, result, slot),
                 });
             }
             for param in &layer.differentiable {
                 slots.push(match own.operands[*param] {
                     Operand::Weight(weight) => self.store.grad(weight),
-                    Operand::Value(value) => self.cotangents[&value],
+                    Operand::Value(value) => chunk.cotangents[&value],
                     Operand::Tokens
                     | Operand::Labels
                     | Operand::Documents
@@ -118,24 +136,22 @@ impl Class<'_> {
                     }
                 });
             }
-            let routine = self.routines[call].1;
-            let frame = self.frames.get(&self.clock.backward(call)).copied();
+            let routine = chunk.routines[call].1;
+            let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
-        for value in &self.crossing[0] {
-            let buffer = self.cotangents[value];
-            steps.push(Step::Send { to: self.stage - 1, buffer });
+        for (value, to) in chunk.exchanged(Side::Before) {
+            steps.push(Step::Send { to, buffer: chunk.cotangents[&value] });
         }
         Ok(())
     }
 
-    /// The cotangent of the `at`-th floating-point result: the loss scale for the loss sum.
-    fn cotangent_of_result(&self, call: usize, at: usize) -> BufferId {
-        let value = self.own[call].results[at];
+    /// The cotangent of a floating-point result: the loss scale for the loss sum.
+    fn cotangent_of_result(&self, chunk: &Chunk<'_>, value: ValueId) -> BufferId {
         match self.calls.results.iter().position(|r| *r == value) {
             Some(0) => self.store.constant(1),
             Some(_) => self.store.constant(0),
-            None => self.cotangents[&value],
+            None => chunk.cotangents[&value],
         }
     }
 }

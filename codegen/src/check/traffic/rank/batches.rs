@@ -22,26 +22,40 @@ pub(in crate::check) struct Unlabelled {
 }
 
 /// For each step, the micro-batch that it belongs to as a call, were its routine called equally
-/// often for each, and for each in turn; none before the first data come.
-pub(in crate::check) fn turns(steps: &[Step], microbatch_count: usize) -> Vec<Option<usize>> {
+/// often with the same weights for each, and for each in turn; none before the first data come.
+pub(in crate::check) fn turns(
+    program: &Program,
+    phase: Phase,
+    microbatches: usize,
+) -> Vec<Option<usize>> {
+    let steps = phase.steps(program);
     let brings = |step: &Step| matches!(step, Step::Feed { .. } | Step::Receive { .. });
     let first = steps.iter().position(brings).unwrap_or(0);
-    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
-    for step in &steps[first..] {
-        if let Step::Call { routine, .. } = step {
-            *counts.entry(*routine).or_default() += 1;
+    let is_of_weight = |buffer: &&BufferId| {
+        let contents = program.buffers.get(buffer.0 as usize).map(|buffer| &buffer.contents);
+        matches!(contents, Some(Contents::Param(_) | Contents::Grad(_)))
+    };
+    let called = |step: &Step| match step {
+        Step::Call { routine, slots, .. } => {
+            let weights: Vec<BufferId> = slots.iter().filter(is_of_weight).copied().collect();
+            Some((*routine, weights))
         }
+        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+    };
+    let mut counts: BTreeMap<(usize, Vec<BufferId>), usize> = BTreeMap::new();
+    for call in steps[first..].iter().filter_map(called) {
+        *counts.entry(call).or_default() += 1;
     }
-    let mut made: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut made: BTreeMap<(usize, Vec<BufferId>), usize> = BTreeMap::new();
     let turn = |(at, step): (usize, &Step)| {
-        let Step::Call { routine, .. } = step else { return None };
-        let count = counts.get(routine).filter(|_| at >= first)?;
-        if !count.is_multiple_of(microbatch_count) {
+        let call = called(step)?;
+        let count = counts.get(&call).filter(|_| at >= first)?;
+        if !count.is_multiple_of(microbatches) {
             return None;
         }
-        let before = made.entry(*routine).or_default();
+        let before = made.entry(call).or_default();
         *before += 1;
-        Some((*before - 1) / (count / microbatch_count))
+        Some((*before - 1) / (count / microbatches))
     };
     steps.iter().enumerate().map(turn).collect()
 }
@@ -95,13 +109,13 @@ fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
         calls.entry(made.microbatch).or_default().push(made.step);
     }
     let stage = rank.program.stage;
-    let begin = if stage == 0 { 0 } else { setup.plan.stage_ends[stage - 1] };
+    let calls_of = |chunk| setup.plan.calls_of(chunk).len();
     let passes = match setup.phase {
         // A stage without weights passes cotangents on.
         Phase::Step if setup.programs.iter().any(has_gradients) => 2,
         Phase::Step | Phase::Evaluate | Phase::Entry(_) => 1,
     };
-    let wanted = passes * setup.plan.stage_ends[stage].saturating_sub(begin);
+    let wanted = passes * setup.plan.chunks_of(stage).map(calls_of).sum::<usize>();
     let routine_of = |step: &usize| match &steps[*step] {
         Step::Call { routine, slots, .. } => Some((*routine, slots)),
         Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
