@@ -71,7 +71,14 @@ impl Pipeline {
     /// For each chunk of a stage, the micro-batches whose values it holds at once, at most.
     pub fn in_flight(&self, stage: usize) -> Vec<usize> {
         let (mut held, mut most) = (vec![0; self.chunks], vec![0; self.chunks]);
-        for turn in self.turns(stage) {
+        let microbatches = match self.schedule {
+            Schedule::GPipe => self.microbatches,
+            // Two rounds are ahead at most, and one is like the next.
+            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+                self.microbatches.min(4 * self.stages)
+            }
+        };
+        for turn in (Pipeline { microbatches, ..*self }).turns(stage) {
             match turn {
                 Turn::Forward { chunk, .. } => {
                     held[chunk] += 1;
@@ -106,5 +113,72 @@ impl Pipeline {
             passes.extend((0..chunks).flat_map(of_chunk));
         }
         passes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = Pipeline> {
+        let sizes = (1..=6).flat_map(|stages| (1..=4).map(move |chunks| (stages, chunks)));
+        sizes.flat_map(|(stages, chunks)| {
+            let schedule = Schedule::OneForwardOneBackward;
+            (1..=7).map(move |rounds| {
+                let microbatches = rounds * stages;
+                Pipeline { schedule, stages, chunks, microbatches }
+            })
+        })
+    }
+
+    /// What stages have in flight follows from their first rounds.
+    #[test]
+    fn later_rounds_hold_no_more() {
+        for pipeline in all() {
+            for stage in 0..pipeline.stages {
+                let mut held = vec![0usize; pipeline.chunks];
+                let mut most = held.clone();
+                for turn in pipeline.turns(stage) {
+                    match turn {
+                        Turn::Forward { chunk, .. } => held[chunk] += 1,
+                        Turn::Backward { chunk, .. } => held[chunk] -= 1,
+                    }
+                    most.iter_mut().zip(&held).for_each(|(most, held)| *most = *held.max(most));
+                }
+                assert_eq!(pipeline.in_flight(stage), most, "{pipeline:?} {stage}");
+            }
+        }
+    }
+
+    /// Between each two stages messages are sent in the order in which they are received, those of
+    /// both passes together, and every micro-batch goes through every chunk once.
+    #[test]
+    fn messages_arrive_in_the_order_in_which_they_are_sent() {
+        for pipeline in all() {
+            let Pipeline { stages, chunks, microbatches, .. } = pipeline;
+            let last = stages * chunks - 1;
+            let (mut sent, mut received) = (Vec::new(), Vec::new());
+            for stage in 0..stages {
+                let turns = pipeline.turns(stage);
+                assert_eq!(turns.len(), 2 * chunks * microbatches, "{pipeline:?} {stage}");
+                for turn in turns {
+                    let (is_forward, chunk, microbatch) = match turn {
+                        Turn::Forward { chunk, microbatch } => (true, chunk, microbatch),
+                        Turn::Backward { chunk, microbatch } => (false, chunk, microbatch),
+                    };
+                    let at = chunk * stages + stage;
+                    let (to, from) = (at.checked_add(1), at.checked_sub(1));
+                    let (to, from) = if is_forward { (to, from) } else { (from, to) };
+                    let message = |a: usize, b: usize| (a % stages, b % stages, a, b, microbatch);
+                    sent.extend(to.filter(|to| *to <= last).map(|to| message(at, to)));
+                    received
+                        .extend(from.filter(|from| *from <= last).map(|from| message(from, at)));
+                }
+            }
+            // A stable sort keeps the order between two stages.
+            sent.sort_by_key(|(from, to, ..)| (*from, *to));
+            received.sort_by_key(|(from, to, ..)| (*from, *to));
+            assert_eq!(sent, received, "{pipeline:?}");
+        }
     }
 }

@@ -3,8 +3,8 @@
 //! Legend: m micro-batches, W the work of a node, C its cores.
 //!
 //! A step has two phases, which the reduction of the loss over all ranks parts. In the first, a
-//! stage works on m micro-batches after the stages before it have worked on one: that chain is one
-//! bound, and W / C is another. In the second, gradients are reduced and parameters updated: again
+//! stage works on m micro-batches after the stages before it have worked on their first chunk of
+//! one: that chain is one bound, and W / C is another. In the second, gradients are reduced and parameters updated: again
 //! a chain, and W / C. The update is charged its largest region alone.
 
 use codegen::calls::{Calls, Operand};
@@ -23,6 +23,8 @@ use crate::price::Prices;
 struct Stage {
     /// Kernels and collectives of the work on one micro-batch, on the first tensor-parallel rank.
     seconds: f64,
+    /// Of `seconds`, those of the first chunk.
+    first_s: f64,
     /// Kernels of the same on all tensor-parallel ranks.
     compute_s: f64,
     /// Clearing, summing and updating on one rank.
@@ -100,7 +102,6 @@ fn stages(
     rates: &Prices<'_>,
 ) -> Vec<Stage> {
     let Mesh { pp, dp, tp, .. } = candidate.mesh;
-    let count = candidate.microbatch_count(job);
     let Precision { parameters, gradients, reduce, .. } = job.precision;
     let [whole, shared] = bytes_of_weight(job, candidate);
     // The ranks that share the update of one copy.
@@ -108,26 +109,32 @@ fn stages(
     let (link, members) = rates.group(&Group::Axis(Axis::Dp));
     // For each weight, one more than the last stage that has it.
     let mut holder = vec![0; weights.local.len()];
-    let mut begin = 0;
+    let pipeline = candidate.pipeline(job);
     let mut stages = Vec::with_capacity(pp);
-    for (at, end) in candidate.stage_ends.iter().enumerate() {
+    for at in 0..pp {
         let mut stage = Stage::default();
-        let in_flight = (pp - at).min(count) as u64;
         let (mut held, mut updated, mut kept, mut kept_of_all) = (0, 0, 0, 0);
-        for (price, read) in prices[begin..*end].iter().zip(&weights.of_call[begin..*end]) {
-            stage.seconds += price.seconds;
-            stage.compute_s += price.compute_s;
-            kept += price.kept_bytes;
-            kept_of_all += price.kept_bytes_of_all;
-            for weight in read {
-                if holder[*weight] == at + 1 {
-                    continue;
+        let chunks = candidate.calls_of(at).into_iter().zip(pipeline.in_flight(at));
+        for (chunk, ([from, to], in_flight)) in chunks.enumerate() {
+            let in_flight = in_flight as u64;
+            for (price, read) in prices[from..to].iter().zip(&weights.of_call[from..to]) {
+                stage.seconds += price.seconds;
+                stage.compute_s += price.compute_s;
+                kept += in_flight * price.kept_bytes;
+                kept_of_all += in_flight * price.kept_bytes_of_all;
+                for weight in read {
+                    if holder[*weight] == at + 1 {
+                        continue;
+                    }
+                    held += weights.local[*weight];
+                    if holder[*weight] == 0 && weights.is_matrix[*weight] {
+                        updated += weights.local[*weight];
+                    }
+                    holder[*weight] = at + 1;
                 }
-                held += weights.local[*weight];
-                if holder[*weight] == 0 && weights.is_matrix[*weight] {
-                    updated += weights.local[*weight];
-                }
-                holder[*weight] = at + 1;
+            }
+            if chunk == 0 {
+                stage.first_s = stage.seconds;
             }
         }
         stage.update_s = update_seconds(job, (updated / shares) as f64, rates);
@@ -140,10 +147,9 @@ fn stages(
             stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
         }
         let size = |held: usize| whole * held as u64 + shared * held as u64 / shares as u64;
-        stage.bytes = size(held) + in_flight * kept;
-        stage.bytes_of_all = size(held) * tp as u64 + in_flight * kept_of_all;
+        stage.bytes = size(held) + kept;
+        stage.bytes_of_all = size(held) * tp as u64 + kept_of_all;
         stages.push(stage);
-        begin = *end;
     }
     stages
 }
@@ -185,7 +191,7 @@ fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Price
     let (mut before, mut chain) = (0.0, 0.0f64);
     for stage in stages {
         chain = chain.max(before + count * stage.seconds);
-        before += stage.seconds;
+        before += stage.first_s;
     }
     let end = stages.iter().map(|s| s.reduction_s + s.update_s).fold(0.0, f64::max);
     if rates.oversubscription() <= 1.0 {

@@ -1,7 +1,8 @@
 //! A candidate: the decisions that the search enumerates.
 
 use codegen::calls::Calls;
-use ir::plan::{Keep, Zero};
+use codegen::schedule::Pipeline;
+use ir::plan::{Keep, Schedule, Zero};
 use ir::{Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,7 @@ pub struct Candidate {
     pub microbatch_size: usize,
     /// For each layer, in the order of first calls, what is kept.
     pub keeps: Vec<Keep>,
-    /// One past the last call of each stage.
+    /// One past the last call of each chunk: chunk `c` is on stage `c mod pp`.
     pub stage_ends: Vec<usize>,
     /// What data-parallel ranks share.
     #[serde(default)]
@@ -54,6 +55,28 @@ impl Candidate {
         }
     }
 
+    /// Chunks of a stage.
+    pub(super) fn chunks(&self) -> usize {
+        self.stage_ends.len() / self.mesh.pp
+    }
+
+    /// For each chunk of a stage, its first call and one past its last.
+    pub(super) fn calls_of(&self, stage: usize) -> Vec<[usize; 2]> {
+        let begin = |chunk: usize| chunk.checked_sub(1).map_or(0, |before| self.stage_ends[before]);
+        let chunks = (stage..self.stage_ends.len()).step_by(self.mesh.pp);
+        chunks.map(|chunk| [begin(chunk), self.stage_ends[chunk]]).collect()
+    }
+
+    /// The order of micro-batches.
+    pub(super) fn pipeline(&self, job: &Job<'_>) -> Pipeline {
+        Pipeline {
+            schedule: Schedule::OneForwardOneBackward,
+            stages: self.mesh.pp,
+            chunks: self.chunks(),
+            microbatches: self.microbatch_count(job),
+        }
+    }
+
     /// Micro-batches of a step.
     pub(super) fn microbatch_count(&self, job: &Job<'_>) -> usize {
         job.global_batch_size / self.mesh.dp / self.microbatch_size
@@ -67,6 +90,7 @@ impl Candidate {
             microbatch: u32::try_from(self.microbatch_size).unwrap_or(u32::MAX),
             sequence_parallel: self.sequence,
             zero: self.zero,
+            vpp: u32::try_from(self.chunks()).unwrap_or(u32::MAX),
             ..of_mesh(self.mesh)
         };
         named(decided, calls, &self.stage_ends, &keeps)

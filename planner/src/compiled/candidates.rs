@@ -108,7 +108,9 @@ fn add_cuts(
 ) -> Result<(), Diagnostic> {
     let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
-    for stage_ends in cuts(&seconds, mesh.pp) {
+    let microbatches = job.global_batch_size / key.dp / key.microbatch_size;
+    let chunks = chunks(job, mesh, microbatches, seconds.len()).into_iter();
+    for stage_ends in chunks.flat_map(|chunks| cuts(&seconds, mesh.pp * chunks)) {
         for zero in zeros(job, mesh) {
             let candidate = Candidate {
                 mesh,
@@ -123,6 +125,13 @@ fn add_cuts(
         }
     }
     Ok(())
+}
+
+/// How many chunks a stage may have: several where stages divide the micro-batches.
+fn chunks(job: &Job<'_>, mesh: Mesh, microbatches: usize, calls: usize) -> Vec<usize> {
+    let goes_round = mesh.pp > 1 && microbatches.is_multiple_of(mesh.pp);
+    let may = |chunks: &usize| (*chunks == 1 || goes_round) && allows(job, Decision::Vpp, *chunks);
+    (1..=calls / mesh.pp).filter(may).collect()
 }
 
 /// What data-parallel ranks may share: nothing, or the states of the optimizer.
@@ -193,7 +202,8 @@ fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
     sets
 }
 
-/// Ways to cut calls into stages: all of them where they are few, else an even and a balanced one.
+/// Ways to cut calls into stages or chunks: all of them where they are few, else an even and a
+/// balanced one.
 fn cuts(seconds: &[f64], stages: usize) -> Vec<Vec<usize>> {
     let calls = seconds.len();
     // Binomial coefficient: choose where the other stages end. Each partial product divides evenly.

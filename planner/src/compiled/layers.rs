@@ -12,7 +12,7 @@ use codegen::calls::{Calls, Operand};
 use codegen::crossing::{crossing, gradient_adds};
 use codegen::refusal::CODE_NO_KERNEL;
 use codegen::schedule::{Pipeline, Turn};
-use ir::plan::{FunctionPlan, Keep, Schedule, Zero};
+use ir::plan::{FunctionPlan, Keep, Zero};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
 use super::keys::{CallPrice, Key, LayerQuery};
@@ -31,8 +31,8 @@ struct ClassKey {
     zero: Zero,
     stage: usize,
     tensor: usize,
-    /// The first call, and one past the last one.
-    calls: [usize; 2],
+    /// For each chunk, its calls: the first, and one past the last.
+    calls: Vec<[usize; 2]>,
     /// What the layers of the stage keep.
     keeps: Vec<Option<Keep>>,
     /// For each weight of several calls, the stages that hold it.
@@ -42,9 +42,14 @@ struct ClassKey {
 /// What a stage does, for each micro-batch and at the ends of a step.
 struct Stage {
     begin: Rc<Timed>,
+    chunks: Vec<Chunk>,
+    finish: Rc<Timed>,
+}
+
+/// What a stage does with one of its chunks.
+struct Chunk {
     forward: Rc<Timed>,
     backward: Rc<Timed>,
-    finish: Rc<Timed>,
     /// Bytes of each value that it passes on.
     passed_bytes: Vec<u64>,
 }
@@ -309,7 +314,6 @@ impl<'a> LayerTable<'a> {
     pub(super) fn seconds(&mut self, candidate: &Candidate) -> Result<f64, Diagnostic> {
         let mesh = candidate.mesh;
         let prices = Prices::new(self.job().cluster, mesh);
-        let count = candidate.microbatch_count(self.job());
         let classes = self.classes(candidate);
         let mut stages = Vec::with_capacity(classes.len());
         for class in classes {
@@ -322,17 +326,28 @@ impl<'a> LayerTable<'a> {
                 }
             });
         }
-        let script = |(at, stage): (usize, &Rc<Stage>)| {
-            let before = at.checked_sub(mesh.tp).map(|before| &*stages[before]);
-            stage.script([at / mesh.tp, mesh.pp], before, count, &prices)
+        let pipeline = candidate.pipeline(self.job());
+        let script = |class: usize| {
+            let alike: Vec<&Stage> = stages.iter().skip(class % mesh.tp).step_by(mesh.tp).collect();
+            script(&alike, class / mesh.tp, pipeline, &prices)
         };
-        let scripts: Vec<Script> = stages.iter().enumerate().map(script).collect();
+        let scripts: Vec<Script> = (0..stages.len()).map(script).collect();
         Ok(simulate_scripts(&prices, mesh, &scripts).seconds)
     }
 
     fn stage(&mut self, candidate: &Candidate, class: &ClassKey) -> Result<Stage, Diagnostic> {
         let [begin, finish] = self.ends(candidate, class)?;
-        let [from, to] = class.calls;
+        let chunks = class.calls.iter().map(|calls| self.chunk(candidate, class, *calls));
+        let chunks = chunks.collect::<Result<Vec<Chunk>, Diagnostic>>()?;
+        Ok(Stage { begin, chunks, finish })
+    }
+
+    fn chunk(
+        &mut self,
+        candidate: &Candidate,
+        class: &ClassKey,
+        [from, to]: [usize; 2],
+    ) -> Result<Chunk, Diagnostic> {
         let count = candidate.microbatch_count(self.job());
         let (calls, passed) = (self.calls(), crossing(self.calls(), to));
         let adds = gradient_adds(&calls.calls[from..to], &passed, count);
@@ -360,7 +375,7 @@ impl<'a> LayerTable<'a> {
             passed_bytes.push(layer.result_bytes[result]);
         }
         let [forward, backward] = halves.map(Rc::new);
-        Ok(Stage { begin, forward, backward, finish, passed_bytes })
+        Ok(Chunk { forward, backward, passed_bytes })
     }
 
     /// The time of a call on the ranks of a class.
@@ -408,33 +423,34 @@ impl<'a> LayerTable<'a> {
 
     /// The classes of ranks of a candidate: stages outermost.
     fn classes(&self, candidate: &Candidate) -> Vec<ClassKey> {
-        let Candidate { mesh, stage_ends, keeps, .. } = candidate;
-        let stage_of = |call: &usize| stage_ends.partition_point(|end| end <= call);
-        let holders = |calls: &Vec<usize>| {
-            let mut stages: Vec<usize> = calls.iter().map(stage_of).collect();
-            stages.dedup();
-            stages
+        let Candidate { mesh, keeps, .. } = candidate;
+        let stages: Vec<Vec<[usize; 2]>> =
+            (0..mesh.pp).map(|stage| candidate.calls_of(stage)).collect();
+        let has = |stage: &[[usize; 2]], call: usize| {
+            stage.iter().any(|[from, to]| (*from..*to).contains(&call))
+        };
+        let holders = |calls: &Vec<usize>| -> Vec<usize> {
+            let holds = |stage: &usize| calls.iter().any(|call| has(&stages[*stage], *call));
+            (0..mesh.pp).filter(holds).collect()
         };
         let holders: Vec<Vec<usize>> = self.shared.iter().map(holders).collect();
         let mut classes = Vec::new();
-        let mut begin = 0;
-        for (stage, end) in stage_ends.iter().enumerate() {
-            let own = &self.calls().calls[begin..*end];
-            let is_own = |layer: &String| own.iter().any(|call| call.function == *layer);
-            let kept = self.layers.iter().zip(keeps);
-            let kept = kept.map(|(layer, keep)| is_own(layer).then_some(*keep));
+        for (stage, calls) in stages.iter().enumerate() {
+            let mut kept = vec![None; keeps.len()];
+            for layer in calls.iter().flat_map(|[from, to]| &self.layer_of[*from..*to]) {
+                kept[*layer] = Some(keeps[*layer]);
+            }
             let first = ClassKey {
                 key: candidate.key(),
                 pp: mesh.pp,
                 zero: candidate.zero,
                 stage,
                 tensor: 0,
-                calls: [begin, *end],
-                keeps: kept.collect(),
+                calls: calls.clone(),
+                keeps: kept,
                 holders: holders.clone(),
             };
             classes.extend((0..mesh.tp).map(|tensor| ClassKey { tensor, ..first.clone() }));
-            begin = *end;
         }
         classes
     }
@@ -471,37 +487,39 @@ fn sharded(
     (found.as_ref().expect("candidates have keys that can be sharded"), *pricer)
 }
 
-impl Stage {
-    /// A step of the stage, which is number `at` of `stages`, with `count` micro-batches in order.
-    fn script(
-        &self,
-        [at, stages]: [usize; 2],
-        before: Option<&Stage>,
-        count: usize,
-        prices: &Prices<'_>,
-    ) -> Script {
-        let routines = [&self.begin, &self.forward, &self.backward, &self.finish];
-        let seconds = |bytes: &Vec<u64>| bytes.iter().map(|b| prices.send(*b)).collect();
-        let out: Vec<f64> = seconds(&self.passed_bytes);
-        let back: Vec<f64> = before.map_or_else(Vec::new, |stage| seconds(&stage.passed_bytes));
-        let mut moves = vec![Move::Call { routine: 0 }];
-        let schedule = Schedule::OneForwardOneBackward;
-        let pipeline = Pipeline { schedule, stages, chunks: 1, microbatches: count };
-        for turn in pipeline.turns(at) {
-            match turn {
-                Turn::Forward { .. } => {
-                    moves.extend(back.iter().map(|_| Move::Receive { from: at - 1 }));
-                    moves.push(Move::Call { routine: 1 });
-                    moves.extend(out.iter().map(|s| Move::Send { to: at + 1, seconds: *s }));
-                }
-                Turn::Backward { .. } => {
-                    moves.extend(out.iter().map(|_| Move::Receive { from: at + 1 }));
-                    moves.push(Move::Call { routine: 2 });
-                    moves.extend(back.iter().map(|s| Move::Send { to: at - 1, seconds: *s }));
-                }
-            }
-        }
-        moves.push(Move::Call { routine: 3 });
-        Script { routines: routines.map(Rc::clone).to_vec(), moves }
+/// A step of the stage number `at` of all.
+fn script(stages: &[&Stage], at: usize, pipeline: Pipeline, prices: &Prices<'_>) -> Script {
+    let own = stages[at];
+    let mut routines = vec![Rc::clone(&own.begin), Rc::clone(&own.finish)];
+    for chunk in &own.chunks {
+        routines.extend([&chunk.forward, &chunk.backward].map(Rc::clone));
     }
+    let count = stages.len();
+    let all = count * own.chunks.len();
+    // The stage of a chunk, and what it passes on.
+    let chunk = |number: usize| {
+        let stage = number % count;
+        let passed = &stages[stage].chunks[number / count].passed_bytes;
+        (stage, passed.iter().map(|bytes| prices.send(*bytes)))
+    };
+    let mut moves = vec![Move::Call { routine: 0 }];
+    for turn in pipeline.turns(at) {
+        let (Turn::Forward { chunk: own, .. } | Turn::Backward { chunk: own, .. }) = turn;
+        let number = own * count + at;
+        let before = number.checked_sub(1).map(chunk);
+        let after = (number + 1 < all).then(|| ((number + 1) % count, chunk(number).1));
+        let (arriving, routine, leaving) = match turn {
+            Turn::Forward { .. } => (before, 2 + 2 * own, after),
+            Turn::Backward { .. } => (after, 3 + 2 * own, before),
+        };
+        for (from, seconds) in arriving {
+            moves.extend(seconds.map(|_| Move::Receive { from }));
+        }
+        moves.push(Move::Call { routine });
+        for (to, seconds) in leaving {
+            moves.extend(seconds.map(|seconds| Move::Send { to, seconds }));
+        }
+    }
+    moves.push(Move::Call { routine: 1 });
+    Script { routines, moves }
 }

@@ -77,7 +77,10 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
             rates,
         };
         let Ok(sharded) = shard(&request) else { continue };
-        for stage_ends in all_stage_ends(calls.calls.len(), pp) {
+        let goes_round = pp > 1 && (job.global_batch_size / dp / mbs).is_multiple_of(pp);
+        let most = if goes_round { calls.calls.len() / pp } else { 1 };
+        let ends = (1..=most).flat_map(|vpp| all_stage_ends(calls.calls.len(), pp * vpp));
+        for stage_ends in ends {
             let kept = 0..1usize << layers.len();
             let splits = if mesh.dp > 1 { 0..=1 } else { 0..=0 };
             for (keeps, stage) in kept.flat_map(|k| splits.clone().map(move |s| (k, s))) {
