@@ -130,7 +130,10 @@ fn the_closed_form_is_near_the_programs() {
                 continue;
             };
             let held = programs.held(&estimate.configuration).expect("it compiles");
-            compared.push([estimate.memory, held.memory()]);
+            let both = [estimate.memory, held.memory()];
+            let [expected, found] = both.map(|m| m.activations_bytes + m.working_bytes);
+            println!("{model:<12} {layout:<36} activations {:.3}", expected / found);
+            compared.push(both);
         }
     }
     assert!(compared.len() >= 60, "{} plans", compared.len());
