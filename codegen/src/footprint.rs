@@ -318,7 +318,8 @@ fn distinct_stages(calls: &Calls, plan: &Plan) -> Vec<usize> {
     for stage in 0..plan.mesh.pp {
         let kind: Vec<ChunkKind<'_>> =
             plan.chunks_of(stage).map(|chunk| ChunkKind::of(calls, plan, chunk)).collect();
-        let held = pipeline.in_flight(stage);
+        let mut held = pipeline.in_flight(stage);
+        held.push(pipeline.most_held(stage, &vec![1; pipeline.chunks]) as usize);
         let covers = |most: &[usize]| held.iter().zip(most).all(|(held, most)| held <= most);
         if !seen.iter().any(|(other, most)| *other == kind && covers(most)) {
             seen.push((kind, held));

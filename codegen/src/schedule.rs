@@ -71,14 +71,7 @@ impl Pipeline {
     /// For each chunk of a stage, the micro-batches whose values it holds at once, at most.
     pub fn in_flight(&self, stage: usize) -> Vec<usize> {
         let (mut held, mut most) = (vec![0; self.chunks], vec![0; self.chunks]);
-        let microbatches = match self.schedule {
-            Schedule::GPipe => self.microbatches,
-            // Two rounds are ahead at most, and one is like the next.
-            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
-                self.microbatches.min(4 * self.stages)
-            }
-        };
-        for turn in (Pipeline { microbatches, ..*self }).turns(stage) {
+        for turn in self.first_rounds().turns(stage) {
             match turn {
                 Turn::Forward { chunk, .. } => {
                     held[chunk] += 1;
@@ -86,6 +79,31 @@ impl Pipeline {
                 }
                 Turn::Backward { chunk, .. } => held[chunk] -= 1,
             }
+        }
+        most
+    }
+
+    /// The first micro-batches, after which stages have no more in flight: two rounds are ahead at
+    /// most, and one is like the next.
+    pub fn first_rounds(&self) -> Pipeline {
+        let microbatches = match self.schedule {
+            Schedule::GPipe => self.microbatches,
+            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+                self.microbatches.min(4 * self.stages)
+            }
+        };
+        Pipeline { microbatches, ..*self }
+    }
+
+    /// The most that a stage holds at once of what each micro-batch in flight has on its chunks.
+    pub fn most_held(&self, stage: usize, of_chunk: &[u64]) -> u64 {
+        let (mut held, mut most) = (0, 0);
+        for turn in self.first_rounds().turns(stage) {
+            match turn {
+                Turn::Forward { chunk, .. } => held += of_chunk[chunk],
+                Turn::Backward { chunk, .. } => held -= of_chunk[chunk],
+            }
+            most = held.max(most);
         }
         most
     }

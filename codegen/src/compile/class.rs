@@ -211,14 +211,16 @@ impl<'a> Class<'a> {
                 chunk.routines.push((forward, backward));
             }
         }
-        self.allocate();
+        let pipeline = Pipeline::of(self.plan);
+        let made = Pipeline { microbatches, ..pipeline };
+        let is_whole = microbatches == pipeline.microbatches;
+        self.allocate(if is_whole { pipeline } else { pipeline.first_rounds() });
         let mut steps = Vec::new();
         let scalars = self.feed_buffer(Feed::Scalars);
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
         let clears = clears(self.calls, self.plan, self.stage)?;
         update::begin(&mut self, clears, scalars, &mut steps);
-        let pipeline = Pipeline { microbatches, ..Pipeline::of(self.plan) };
-        let turns = pipeline.turns(self.stage);
+        let turns = made.turns(self.stage);
         for turn in &turns {
             match *turn {
                 Turn::Forward { chunk, microbatch } => {

@@ -113,15 +113,15 @@ fn stages(
     let mut stages = Vec::with_capacity(pp);
     for at in 0..pp {
         let mut stage = Stage::default();
-        let (mut held, mut updated, mut kept, mut kept_of_all) = (0, 0, 0, 0);
-        let chunks = candidate.calls_of(at).into_iter().zip(pipeline.in_flight(at));
-        for (chunk, ([from, to], in_flight)) in chunks.enumerate() {
-            let in_flight = in_flight as u64;
+        let (mut held, mut updated) = (0, 0);
+        let mut kept = vec![0; candidate.chunks()];
+        let mut kept_of_all = kept.clone();
+        for (chunk, [from, to]) in candidate.calls_of(at).into_iter().enumerate() {
             for (price, read) in prices[from..to].iter().zip(&weights.of_call[from..to]) {
                 stage.seconds += price.seconds;
                 stage.compute_s += price.compute_s;
-                kept += in_flight * price.kept_bytes;
-                kept_of_all += in_flight * price.kept_bytes_of_all;
+                kept[chunk] += price.kept_bytes;
+                kept_of_all[chunk] += price.kept_bytes_of_all;
                 for weight in read {
                     if holder[*weight] == at + 1 {
                         continue;
@@ -147,8 +147,8 @@ fn stages(
             stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
         }
         let size = |held: usize| whole * held as u64 + shared * held as u64 / shares as u64;
-        stage.bytes = size(held) + kept;
-        stage.bytes_of_all = size(held) * tp as u64 + kept_of_all;
+        stage.bytes = size(held) + pipeline.most_held(at, &kept);
+        stage.bytes_of_all = size(held) * tp as u64 + pipeline.most_held(at, &kept_of_all);
         stages.push(stage);
     }
     stages

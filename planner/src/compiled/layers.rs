@@ -328,7 +328,8 @@ impl<'a> LayerTable<'a> {
         }
         let pipeline = candidate.pipeline(self.job());
         let script = |class: usize| {
-            let alike: Vec<&Stage> = stages.iter().skip(class % mesh.tp).step_by(mesh.tp).collect();
+            let alike = stages.iter().skip(class % mesh.tp).step_by(mesh.tp);
+            let alike: Vec<&Stage> = alike.map(Rc::as_ref).collect();
             script(&alike, class / mesh.tp, pipeline, &prices)
         };
         let scripts: Vec<Script> = (0..stages.len()).map(script).collect();
@@ -512,11 +513,11 @@ fn script(stages: &[&Stage], at: usize, pipeline: Pipeline, prices: &Prices<'_>)
             Turn::Forward { .. } => (before, 2 + 2 * own, after),
             Turn::Backward { .. } => (after, 3 + 2 * own, before),
         };
-        for (from, seconds) in arriving {
+        if let Some((from, seconds)) = arriving {
             moves.extend(seconds.map(|_| Move::Receive { from }));
         }
         moves.push(Move::Call { routine });
-        for (to, seconds) in leaving {
+        if let Some((to, seconds)) = leaving {
             moves.extend(seconds.map(|seconds| Move::Send { to, seconds }));
         }
     }

@@ -248,8 +248,9 @@ impl Terms<'_> {
         let in_flight = match c.schedule {
             Schedule::GPipe => m,
             Schedule::OneForwardOneBackward if c.vpp > 1 => {
-                // Korthikanti et al. 2022, section 4.2.3: 1 + (p−1)/(p v) of p on the first stage.
-                (p - i + (p - 1.0) / v).min(m)
+                // Narayanan et al. 2021: 2 (p − 1 − i) + (v − 1) p passes of a chunk ahead, and one.
+                // On the first stage 1 + (p−1)/(p v) of p, as in Korthikanti et al. 2022, 4.2.3.
+                (p + (p - 1.0 - 2.0 * i) / v).min(m)
             }
             Schedule::OneForwardOneBackward => (p - i).min(m),
             // What waits for its gradients of weights is held too: as many on each stage (Qi et

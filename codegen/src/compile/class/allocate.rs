@@ -1,23 +1,66 @@
 //! Buffers of a class: values, their cotangents, what is kept, feeds and frames.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ir::program::{Contents, Feed};
 use ir::{DType, ValueId};
 
 use super::Class;
-use super::chunk::Chunk;
+use super::chunk::{Chunk, Item, Room};
 use super::update::SCALARS;
 use crate::calls::Operand;
 use crate::routines::Layer;
+use crate::schedule::{Pipeline, Turn};
 use crate::store::BufferId;
 
 impl Class<'_> {
-    pub(super) fn allocate(&mut self) {
+    /// Room for the chunks, whose micro-batches come in the order of a pipeline.
+    pub(super) fn allocate(&mut self, pipeline: Pipeline) {
         self.allocate_stats();
         for chunk in 0..self.chunks.len() {
             self.allocate_chunk(chunk);
         }
+        if self.is_alone() {
+            let chunk = &mut self.chunks[0];
+            for room in std::mem::take(&mut chunk.rooms) {
+                let buffer = room.allocate(&mut self.store, room.span);
+                chunk.buffers.insert((room.item, 0), buffer);
+            }
+            return;
+        }
+        self.allocate_rooms(pipeline);
+    }
+
+    /// Gives each micro-batch in flight buffers of its own: those that a backward pass leaves are
+    /// taken by the next forward pass of a chunk with the same calls.
+    fn allocate_rooms(&mut self, pipeline: Pipeline) {
+        let span = (0, self.clock.end());
+        let all: Vec<Vec<Room>> =
+            self.chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.rooms)).collect();
+        let mut free: BTreeMap<_, BTreeSet<BufferId>> = BTreeMap::new();
+        for turn in pipeline.turns(self.stage) {
+            match turn {
+                Turn::Forward { chunk, microbatch } => {
+                    for room in &all[chunk] {
+                        let left = free.get_mut(&room.kind()).and_then(BTreeSet::pop_first);
+                        let buffer = left.unwrap_or_else(|| room.allocate(&mut self.store, span));
+                        self.chunks[chunk].buffers.insert((room.item, microbatch), buffer);
+                    }
+                }
+                Turn::Backward { chunk, microbatch } => {
+                    for room in &all[chunk] {
+                        let buffer = self.chunks[chunk].buffers[&(room.item, microbatch)];
+                        free.entry(room.kind()).or_default().insert(buffer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there is never more than one micro-batch in flight.
+    fn is_alone(&self) -> bool {
+        self.chunks.len() == 1 && self.chunks[0].in_flight == 1
     }
 
     fn allocate_chunk(&mut self, chunk: usize) {
@@ -80,14 +123,7 @@ impl Class<'_> {
         buffer
     }
 
-    /// When values of a chunk are there whose only micro-batch in flight needs them from `first` to
-    /// `last`. Chunks take turns, so that values of two of them are there at once.
-    fn span(&self, chunk: usize, first: usize, last: usize) -> (usize, usize) {
-        let is_alone = self.chunks.len() == 1 && self.chunks[chunk].in_flight == 1;
-        if is_alone { (first, last) } else { (0, self.clock.end()) }
-    }
-
-    /// Room for a value from `first` on, for its cotangent, and for each micro-batch in flight.
+    /// Room for a value from `first` on, and for its cotangent.
     fn allocate_value(
         &mut self,
         value: ValueId,
@@ -96,7 +132,7 @@ impl Class<'_> {
         (dtype, sizes): (DType, Vec<usize>),
     ) {
         let (chunk, clock) = (&self.chunks[at], self.clock);
-        if chunk.values.contains_key(&(value, 0)) {
+        if chunk.cotangents.contains_key(&value) {
             return;
         }
         let forward = |call: usize| clock.forward(chunk.before + call);
@@ -120,12 +156,14 @@ impl Class<'_> {
         let from = here.iter().filter(|_| !elsewhere).map(|c| backward(*c)).min();
         let [start, end] = [0, chunk.own.len()].map(|call| clock.passed(chunk.before + call));
         let of_cotangent = (from.unwrap_or(end), producer.map_or(start, backward));
-        let span = self.span(at, first, last);
-        for copy in 0..self.chunks[at].in_flight {
-            let buffer =
-                self.store.transient(name, Contents::Activation, dtype, sizes.clone(), span);
-            self.chunks[at].values.insert((value, copy), buffer);
-        }
+        let room = Room {
+            item: Item::Value(value),
+            name: name.to_owned(),
+            dtype,
+            sizes: sizes.clone(),
+            span: (first, last),
+        };
+        self.chunks[at].rooms.push(room);
         let name = format!("d.{name}");
         let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, of_cotangent);
         self.chunks[at].cotangents.insert(value, buffer);
@@ -145,16 +183,15 @@ impl Class<'_> {
     }
 
     fn allocate_results(&mut self, at: usize, call: usize) {
-        let Chunk { own, before, in_flight, .. } = self.chunks[at];
+        let Chunk { own, before, .. } = self.chunks[at];
         let layer = Arc::clone(&self.chunks[at].layers[call]);
         let (param_count, primal) = (layer.param_count, layer.halves.primal_results);
-        let [first, last] = [self.clock.forward(before + call), self.clock.backward(before + call)];
+        let span = (self.clock.forward(before + call), self.clock.backward(before + call));
         for (result, value) in own[call].results.iter().enumerate() {
             if !self.is_entry_result(*value) {
-                self.allocate_slot(*value, first, [at, call], param_count + result);
+                self.allocate_slot(*value, span.0, [at, call], param_count + result);
             }
         }
-        let span = self.span(at, first, last);
         let forward = &layer.halves.forward;
         for result in primal..forward.results.len() {
             let (dtype, mut sizes) = slot_type(&layer, param_count + result);
@@ -166,11 +203,8 @@ impl Class<'_> {
             }
             let name = &forward.value(forward.results[result]).name;
             let name = format!("{}.{name}", own[call].function);
-            for copy in 0..in_flight {
-                let buffer =
-                    self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
-                self.chunks[at].kept.insert((call, result, copy), buffer);
-            }
+            let item = Item::Kept(call, result);
+            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span });
         }
     }
 

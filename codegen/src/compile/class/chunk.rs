@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::program::Feed;
-use ir::{Plan, TensorType, ValueId};
+use ir::program::{Contents, Feed};
+use ir::{DType, Plan, TensorType, ValueId};
 
 use crate::calls::{Call, Calls, Operand};
 use crate::crossing::crossing;
@@ -12,13 +12,44 @@ use crate::evaluation::Evaluation;
 use crate::routines::Layer;
 use crate::schedule::Pipeline;
 use crate::specialise::Source;
-use crate::store::BufferId;
+use crate::store::{BufferId, Store};
 
 /// The neighbours of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Before,
     After,
+}
+
+/// What a micro-batch has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Item {
+    /// A value that calls exchange.
+    Value(ValueId),
+    /// A result of a call that is kept for its backward pass: both by number.
+    Kept(usize, usize),
+}
+
+/// The room that an item takes.
+pub(super) struct Room {
+    pub(super) item: Item,
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) sizes: Vec<usize>,
+    /// When it is taken, if there is never more than one micro-batch.
+    pub(super) span: (usize, usize),
+}
+
+impl Room {
+    /// What rooms have in common that can lie in the same place.
+    pub(super) fn kind(&self) -> (&str, DType, &[usize]) {
+        (&self.name, self.dtype, &self.sizes)
+    }
+
+    pub(super) fn allocate(&self, store: &mut Store, span: (usize, usize)) -> BufferId {
+        let Room { name, dtype, sizes, .. } = self;
+        store.transient(name, Contents::Activation, *dtype, sizes.clone(), span)
+    }
 }
 
 /// What a class has of one of its chunks. Calls are counted over the chunk.
@@ -43,11 +74,11 @@ pub(super) struct Chunk<'a> {
     pub(super) in_flight: usize,
     /// What is fed to the calls.
     pub(super) feeds: BTreeSet<Feed>,
-    /// Buffers of values, by micro-batch slot.
-    pub(super) values: BTreeMap<(ValueId, usize), BufferId>,
+    /// What each micro-batch needs, until it is allocated.
+    pub(super) rooms: Vec<Room>,
+    /// What each micro-batch has; where there is never more than one, it has the number 0.
+    pub(super) buffers: BTreeMap<(Item, usize), BufferId>,
     pub(super) cotangents: BTreeMap<ValueId, BufferId>,
-    /// Kept results, by call, result and micro-batch slot.
-    pub(super) kept: BTreeMap<(usize, usize, usize), BufferId>,
 }
 
 impl<'a> Chunk<'a> {
@@ -78,9 +109,9 @@ impl<'a> Chunk<'a> {
                 relayed: Vec::new(),
                 in_flight,
                 feeds: BTreeSet::new(),
-                values: BTreeMap::new(),
+                rooms: Vec::new(),
+                buffers: BTreeMap::new(),
                 cotangents: BTreeMap::new(),
-                kept: BTreeMap::new(),
             });
         }
         Ok(chunks)
@@ -90,9 +121,10 @@ impl<'a> Chunk<'a> {
         &self.layers[call]
     }
 
-    /// The micro-batch slot in which the values of a micro-batch lie.
-    pub(super) fn slot(&self, microbatch: usize) -> usize {
-        microbatch % self.in_flight
+    /// Where something of a micro-batch lies.
+    pub(super) fn buffer(&self, item: Item, microbatch: usize) -> BufferId {
+        let of_all = || self.buffers[&(item, 0)];
+        self.buffers.get(&(item, microbatch)).copied().unwrap_or_else(of_all)
     }
 
     /// The values that a neighbour makes or takes, and its stage.

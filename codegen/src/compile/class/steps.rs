@@ -3,7 +3,7 @@
 use ir::ValueId;
 use ir::program::{Feed, Step};
 
-use super::chunk::{Chunk, Side};
+use super::chunk::{Chunk, Item, Side};
 use super::{Class, Pass};
 use crate::calls::Operand;
 use crate::specialise::Source;
@@ -29,7 +29,7 @@ impl Class<'_> {
         }
     }
 
-    fn operand_buffer(&self, chunk: &Chunk<'_>, operand: Operand, slot: usize) -> BufferId {
+    fn operand_buffer(&self, chunk: &Chunk<'_>, operand: Operand, microbatch: usize) -> BufferId {
         match operand {
             Operand::Weight(weight) => self.store.param(weight),
             Operand::Tokens => self.feeds[&Feed::Tokens],
@@ -39,7 +39,7 @@ impl Class<'_> {
             Operand::Position => self.feeds[&Feed::Position],
             Operand::Last => self.feeds[&Feed::Last],
             Operand::Cache(_) => unreachable!("entries with caches are refused"),
-            Operand::Value(value) => chunk.values[&(value, slot)],
+            Operand::Value(value) => chunk.buffer(Item::Value(value), microbatch),
         }
     }
 
@@ -49,14 +49,15 @@ impl Class<'_> {
         chunk: &Chunk<'_>,
         call: usize,
         result: usize,
-        slot: usize,
+        microbatch: usize,
     ) -> BufferId {
         match chunk.own[call].results.get(result) {
             Some(value) => {
                 let entry = self.calls.results.iter().position(|r| r == value);
-                entry.map_or_else(|| chunk.values[&(*value, slot)], |at| self.store.stat(at))
+                let exchanged = || chunk.buffer(Item::Value(*value), microbatch);
+                entry.map_or_else(exchanged, |at| self.store.stat(at))
             }
-            None => chunk.kept[&(call, result, slot)],
+            None => chunk.buffer(Item::Kept(call, result), microbatch),
         }
     }
 
@@ -67,11 +68,11 @@ impl Class<'_> {
         steps: &mut Vec<Step>,
     ) {
         let chunk = &self.chunks[chunk];
-        let slot = chunk.slot(microbatch);
         let evaluation = chunk.evaluation.as_ref().filter(|_| pass == Pass::Evaluation);
         self.feed_all(chunk, microbatch, evaluation.is_none(), steps);
         for (value, from) in chunk.exchanged(Side::Before) {
-            steps.push(Step::Receive { from, buffer: chunk.values[&(value, slot)] });
+            steps
+                .push(Step::Receive { from, buffer: chunk.buffer(Item::Value(value), microbatch) });
         }
         for (call, own) in chunk.own.iter().enumerate() {
             let halves = &chunk.layer(call).halves;
@@ -84,13 +85,13 @@ impl Class<'_> {
             };
             let params = params.iter();
             let mut slots: Vec<BufferId> =
-                params.map(|p| self.operand_buffer(chunk, own.operands[*p], slot)).collect();
-            slots.extend((0..results).map(|r| self.result_buffer(chunk, call, r, slot)));
+                params.map(|p| self.operand_buffer(chunk, own.operands[*p], microbatch)).collect();
+            slots.extend((0..results).map(|r| self.result_buffer(chunk, call, r, microbatch)));
             let frame = self.frames.get(&self.clock.forward(chunk.before + call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
         for (value, to) in chunk.exchanged(Side::After) {
-            steps.push(Step::Send { to, buffer: chunk.values[&(value, slot)] });
+            steps.push(Step::Send { to, buffer: chunk.buffer(Item::Value(value), microbatch) });
         }
     }
 
@@ -100,7 +101,6 @@ impl Class<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(), String> {
         let chunk = &self.chunks[chunk];
-        let slot = chunk.slot(microbatch);
         if chunk.in_flight > 1 || self.chunks.len() > 1 {
             self.feed_all(chunk, microbatch, true, steps);
         }
@@ -113,12 +113,12 @@ impl Class<'_> {
             for source in &layer.halves.backward_params {
                 slots.push(match *source {
                     Source::Param(at) if at < layer.param_count => {
-                        self.operand_buffer(chunk, own.operands[at], slot)
+                        self.operand_buffer(chunk, own.operands[at], microbatch)
                     }
                     Source::Param(at) => {
                         self.cotangent_of_result(chunk, own.results[at - layer.param_count])
                     }
-                    Source::Kept(result) => self.result_buffer(chunk, call, result, slot),
+                    Source::Kept(result) => self.result_buffer(chunk, call, result, microbatch),
                 });
             }
             for param in &layer.differentiable {
