@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ir::plan::{Offload, Place, Schedule, Zero};
+use ir::plan::{Offload, Place, Zero};
 use ir::{Diagnostic, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
@@ -45,8 +45,6 @@ pub struct Features {
     pub cp: usize,
     /// Expert-parallel ranks.
     pub ep: usize,
-    /// The order of micro-batches.
-    pub schedule: Schedule,
     /// What data-parallel ranks share.
     pub zero: Zero,
     /// The ranks along `dp` and `cp`.
@@ -64,7 +62,6 @@ impl Features {
             on_gpus: false,
             cp: plan.mesh.cp,
             ep: plan.ep,
-            schedule: plan.schedule,
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
             rounds_gradients: plan.precision.reduce != plan.precision.gradients,
@@ -75,8 +72,6 @@ impl Features {
     /// Those that no program of this release carries out, in words.
     pub fn lacking(&self) -> Vec<&'static str> {
         let is_moved = |(_, place): (&str, Place)| place != Place::Device;
-        let is_zero_bubble =
-            matches!(self.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2);
         let Zero { stage, shard } = self.zero;
         let is_split = stage > 0 && self.data_ranks > 1;
         let is_partly = shard != 0 && shard as usize != self.data_ranks;
@@ -84,7 +79,6 @@ impl Features {
             (self.on_gpus, "devices that are GPUs"),
             (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
-            (is_zero_bubble, "zero-bubble schedules"),
             (stage > 1, "ZeRO-2 and ZeRO-3"),
             (is_split && is_partly, "ZeRO over some of the data-parallel ranks"),
             (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),

@@ -53,7 +53,7 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
     for name in calls.functions() {
         let function = module.function(name).ok_or("a call of nothing")?;
         let whole = BTreeMap::new();
-        let decisions = LayerDecisions { shardings: &whole, keep: Keep::Full };
+        let decisions = LayerDecisions { shardings: &whole, keep: Keep::Full, is_late: &[] };
         let adds = vec![false; function.param_count];
         let sums = GradientSums { adds: &adds, rounded: &vec![None; adds.len()] };
         let layer = layers.layer(name, decisions, place, sums, false)?;

@@ -31,12 +31,14 @@ pub struct LayerDecisions<'p> {
     pub shardings: &'p Shardings,
     /// What is kept for the backward pass.
     pub keep: Keep,
+    /// By parameter, whether its gradient is left to a routine of its own; none where it is empty.
+    pub is_late: &'p [bool],
 }
 
 impl<'p> LayerDecisions<'p> {
     /// The decisions about a call, by its number among those of the layer.
     pub fn of(plan: &'p FunctionPlan, call: usize) -> LayerDecisions<'p> {
-        LayerDecisions { shardings: &plan.shardings, keep: plan.keep_of(call) }
+        LayerDecisions { shardings: &plan.shardings, keep: plan.keep_of(call), is_late: &[] }
     }
 }
 
@@ -64,10 +66,26 @@ pub struct Layer {
     pub forward: Routine,
     /// Which results of the primal are added to their slots.
     pub result_adds: Vec<bool>,
-    /// The backward routine: parameters, then gradients of the differentiable parameters.
+    /// The backward routine: parameters, then gradients of the differentiable parameters that are
+    /// not late, and what is passed on to the routine of those that are.
     pub backward: Routine,
+    /// The routine of late gradients: parameters, then the gradients.
+    pub weights: Option<Routine>,
     /// What is known of the fusion of both halves, of what is in no pieces.
     pub choices: [Option<Choice>; 2],
+}
+
+impl Layer {
+    /// How many results of the backward routine are passed on to that of late gradients.
+    pub fn passed(&self) -> usize {
+        let passed = |source: &Source| match source {
+            Source::Passed(result) => Some(*result),
+            Source::Param(_) | Source::Kept(_) => None,
+        };
+        let late = self.halves.late.iter().flat_map(|late| &late.params);
+        let first = late.filter_map(passed).min();
+        first.map_or(0, |first| self.halves.backward.results.len() - first)
+    }
 }
 
 /// What a fused layer depends on.
@@ -76,6 +94,8 @@ struct Cut {
     /// The local gradient function.
     local: usize,
     keep: Keep,
+    /// By differentiable parameter, whether its gradient is late.
+    is_late: Vec<bool>,
     unsharded: Unsharded,
 }
 
@@ -188,9 +208,11 @@ impl<'m> Layers<'m> {
         if self.module.function(&gradient).is_none() {
             return Err(format!("`@{name}` has no gradient function").into());
         }
-        let LayerDecisions { shardings, keep } = decisions;
+        let LayerDecisions { shardings, keep, is_late } = decisions;
         let local = self.local(&gradient, shardings, place)?;
-        let cut = Cut { local, keep, unsharded: self.unsharded(&gradient, place) };
+        let late = |param: ValueId| is_late.get(param.index()).copied().unwrap_or(false);
+        let is_late = primal.differentiable_params().map(late).collect();
+        let cut = Cut { local, keep, is_late, unsharded: self.unsharded(&gradient, place) };
         if let Some(there) = self.cuts.get(&cut) {
             return Ok(*there);
         }
@@ -273,16 +295,21 @@ pub struct FusedLayer {
     pub halves: Arc<Halves>,
     /// The halves in their order, as calls of kernels.
     pub fused: [Fused; 2],
+    /// What is left of the backward pass.
+    late: Option<Fused>,
+    /// By differentiable parameter, whether its gradient is there.
+    is_late: Vec<bool>,
 }
 
 impl FusedLayer {
     fn new(primal: &Function, local: &Local, cut: &Cut) -> FusedLayer {
         let (param_count, primal_results) = (primal.param_count, primal.results.len());
         let ends = [param_count, primal_results];
-        let halves = specialise(&local.function, &local.module, ends, cut.keep);
-        let fused = [&halves.forward, &halves.backward]
-            .map(|half| fused(half, &local.module, &cut.unsharded));
-        FusedLayer { halves: Arc::new(halves), fused }
+        let halves = specialise(&local.function, &local.module, ends, cut.keep, &cut.is_late);
+        let fused = |part: &Function| fused(part, &local.module, &cut.unsharded);
+        let late = halves.late.as_ref().map(|late| fused(&late.function));
+        let fused = [&halves.forward, &halves.backward].map(fused);
+        FusedLayer { halves: Arc::new(halves), fused, late, is_late: cut.is_late.clone() }
     }
 }
 
@@ -295,22 +322,18 @@ fn pitches(halves: &Halves, target: Option<Target>) -> Vec<Option<Pitch>> {
     forward.results.iter().enumerate().map(pitch).collect()
 }
 
-/// The result that a parameter of the backward half is.
-fn kept(halves: &Halves, param: usize) -> Option<usize> {
-    match halves.backward_params.get(param) {
+/// The result of the forward half that a parameter is.
+fn kept(params: &[Source], param: usize) -> Option<usize> {
+    match params.get(param) {
         Some(Source::Kept(result)) => Some(*result),
-        Some(Source::Param(_)) | None => None,
+        Some(Source::Param(_) | Source::Passed(_)) | None => None,
     }
 }
 
-/// The pitches of all slots of both halves.
-fn padded_slots(halves: &Halves, pitches: &[Option<Pitch>]) -> [Vec<Option<Pitch>>; 2] {
-    let front = std::iter::repeat_n(None, halves.forward.param_count);
-    let back = 0..halves.backward.param_count;
-    [
-        front.chain(pitches.iter().copied()).collect(),
-        back.map(|param| kept(halves, param).and_then(|result| pitches[result])).collect(),
-    ]
+/// The pitches of all slots of a part of the backward pass, where kept values have `pitches`.
+fn padded_slots(params: &[Source], pitches: &[Option<Pitch>]) -> Vec<Option<Pitch>> {
+    let slots = 0..params.len();
+    slots.map(|param| kept(params, param).and_then(|result| pitches[result])).collect()
 }
 
 /// Lowers both halves of a layer.
@@ -327,30 +350,48 @@ fn lower_layer(
     let result_adds = vec![variant.accumulate_results; primal_results];
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
-    let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let rounded: Vec<Option<DType>> = differentiable.iter().map(|p| variant.rounded[*p]).collect();
+    let of = |wanted: bool| {
+        let params = differentiable.iter().zip(&fused.is_late);
+        let params = params.filter(move |(_, late)| **late == wanted).map(|(param, _)| *param);
+        let sums = params.map(|param| (variant.adds[param], variant.rounded[param]));
+        sums.unzip::<bool, Option<DType>, Vec<_>, Vec<_>>()
+    };
+    let (mut adds, mut rounded) = of(false);
+    adds.resize(halves.backward.results.len(), false);
+    rounded.resize(halves.backward.results.len(), None);
+    let (late_adds, late_rounded) = of(true);
+    let late_params = halves.late.as_ref().map_or(&[][..], |late| &late.params);
     let [front, back] = &fused.fused;
     let choices = [front.choice, back.choice];
     // Kept values have padded rows where both halves can read and write them.
     let mut pitches = pitches(&halves, front.unsharded.target);
-    let (forward, backward) = loop {
-        let [of_front, of_back] = padded_slots(&halves, &pitches);
+    let (forward, backward, weights) = loop {
+        let of_front = std::iter::repeat_n(None, halves.forward.param_count);
+        let of_front: Vec<_> = of_front.chain(pitches.iter().copied()).collect();
+        let of_back = padded_slots(&halves.backward_params, &pitches);
         let slots = Slots { adds: &forward_adds, padded: &of_front, ..Slots::default() };
         let forward = front.lower(slots, table);
         let slots = Slots { adds: &adds, rounded: &rounded, padded: &of_back, in_place: &[] };
         let backward = back.lower(slots, table);
+        let of_late = padded_slots(late_params, &pitches);
+        let (adds, rounded) = (&late_adds, &late_rounded);
+        let slots = Slots { adds, rounded, padded: &of_late, in_place: &[] };
+        let late = fused.late.as_ref().map(|late| late.lower(slots, table)).transpose();
         // What has no kernel in either half is said at once.
         let (forward, backward) = match (forward, backward) {
             (Ok(forward), Ok(backward)) => (forward, backward),
             (Err(first), Err(second)) => return Err(first.and(&second)),
             (Err(why), _) | (_, Err(why)) => return Err(why),
         };
+        let late = late?;
         let first = halves.forward.param_count;
         let of_results = forward.unpadded.iter().map(|slot| Some(slot - first));
-        let of_params = backward.unpadded.iter().map(|slot| kept(&halves, *slot));
-        let left: Vec<usize> = of_results.chain(of_params).flatten().collect();
+        let of_params = backward.unpadded.iter().map(|slot| kept(&halves.backward_params, *slot));
+        let of_late = late.iter().flat_map(|late| &late.unpadded);
+        let of_late = of_late.map(|slot| kept(late_params, *slot));
+        let left: Vec<usize> = of_results.chain(of_params).chain(of_late).flatten().collect();
         if left.is_empty() {
-            break (forward.routine, backward.routine);
+            break (forward.routine, backward.routine, late.map(|late| late.routine));
         }
         left.into_iter().for_each(|result| pitches[result] = None);
     };
@@ -362,6 +403,7 @@ fn lower_layer(
         forward,
         result_adds,
         backward,
+        weights,
         choices,
     })
 }

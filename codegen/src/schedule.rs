@@ -13,8 +13,15 @@ pub enum Turn {
         /// The micro-batch.
         microbatch: usize,
     },
-    /// Its backward pass.
+    /// Its backward pass; where a schedule splits that, the gradients of activations alone.
     Backward {
+        /// The chunk.
+        chunk: usize,
+        /// The micro-batch.
+        microbatch: usize,
+    },
+    /// Its gradients of weights, where a schedule puts them off.
+    Weights {
         /// The chunk.
         chunk: usize,
         /// The micro-batch.
@@ -22,11 +29,21 @@ pub enum Turn {
     },
 }
 
+impl Turn {
+    /// The chunk whose turn it is.
+    pub fn chunk(self) -> usize {
+        match self {
+            Turn::Forward { chunk, .. }
+            | Turn::Backward { chunk, .. }
+            | Turn::Weights { chunk, .. } => chunk,
+        }
+    }
+}
+
 /// The pipeline of a plan, as one of its stages sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipeline {
-    /// The order of micro-batches. Those of zero bubble are that of 1F1B as long as a backward pass
-    /// is not split.
+    /// The order of micro-batches.
     pub schedule: Schedule,
     /// The stages.
     pub stages: usize,
@@ -51,36 +68,72 @@ impl Pipeline {
     /// backward passes in turn, then the backward passes that are left.
     ///
     /// Chunks take turns (Narayanan et al. 2021): as many micro-batches as there are stages go
-    /// through a chunk, then through the next one.
+    /// through a chunk, then through the next one. Without bubbles (Qi et al. 2023, figures 2 and
+    /// 3) the gradients of weights of the first micro-batches are put off, the more of them the
+    /// later a stage begins, so that the stages before get their gradients sooner.
     pub fn turns(&self, stage: usize) -> Vec<Turn> {
         let passes = self.passes();
+        let put_off = self.put_off(stage);
         let warm_up = self.warm_up(stage);
         let forward = |&(chunk, microbatch): &_| Turn::Forward { chunk, microbatch };
         let backward = |&(chunk, microbatch): &_| Turn::Backward {
             chunk: self.chunks - 1 - chunk,
             microbatch,
         };
+        let weights = |&(chunk, microbatch): &_| Turn::Weights { chunk, microbatch };
         let mut turns: Vec<Turn> = passes[..warm_up].iter().map(forward).collect();
         for (at, pass) in passes.iter().enumerate() {
             turns.extend(passes.get(at + warm_up).map(forward));
             turns.push(backward(pass));
+            if let Some(done) = put_off.and_then(|late| at.checked_sub(late)) {
+                turns.push(weights(&passes[done]));
+            }
         }
+        let left = put_off.map_or(0, |late| late.min(passes.len()));
+        turns.extend(passes[passes.len() - left..].iter().map(weights));
         turns
     }
 
-    /// For each chunk of a stage, the micro-batches whose values it holds at once, at most.
+    /// Whether the gradients of weights are computed apart from those of activations.
+    pub fn splits(&self) -> bool {
+        match self.schedule {
+            Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => true,
+            Schedule::GPipe | Schedule::OneForwardOneBackward => false,
+        }
+    }
+
+    /// Of how many micro-batches a stage puts off the gradients of weights; none where they are not
+    /// computed apart.
+    fn put_off(&self, stage: usize) -> Option<usize> {
+        match self.schedule {
+            Schedule::GPipe | Schedule::OneForwardOneBackward => None,
+            Schedule::ZeroBubbleH1 => Some(stage),
+            Schedule::ZeroBubbleH2 => Some(2 * stage),
+        }
+    }
+
+    /// For each chunk of a stage, the micro-batches whose values it holds at once, at most: until
+    /// the gradients of weights are there.
     pub fn in_flight(&self, stage: usize) -> Vec<usize> {
         let (mut held, mut most) = (vec![0; self.chunks], vec![0; self.chunks]);
         for turn in self.first_rounds().turns(stage) {
-            match turn {
-                Turn::Forward { chunk, .. } => {
-                    held[chunk] += 1;
-                    most[chunk] = held[chunk].max(most[chunk]);
-                }
-                Turn::Backward { chunk, .. } => held[chunk] -= 1,
+            if let Turn::Forward { chunk, .. } = turn {
+                held[chunk] += 1;
+                most[chunk] = held[chunk].max(most[chunk]);
+            } else if self.ends(turn) {
+                held[turn.chunk()] -= 1;
             }
         }
         most
+    }
+
+    /// Whether the work of a chunk on a micro-batch ends with a turn.
+    fn ends(&self, turn: Turn) -> bool {
+        match turn {
+            Turn::Forward { .. } => false,
+            Turn::Backward { .. } => !self.splits(),
+            Turn::Weights { .. } => true,
+        }
     }
 
     /// The first micro-batches, after which stages have no more in flight: two rounds are ahead at
@@ -99,11 +152,12 @@ impl Pipeline {
     pub fn most_held(&self, stage: usize, of_chunk: &[u64]) -> u64 {
         let (mut held, mut most) = (0, 0);
         for turn in self.first_rounds().turns(stage) {
-            match turn {
-                Turn::Forward { chunk, .. } => held += of_chunk[chunk],
-                Turn::Backward { chunk, .. } => held -= of_chunk[chunk],
+            if let Turn::Forward { chunk, .. } = turn {
+                held += of_chunk[chunk];
+                most = held.max(most);
+            } else if self.ends(turn) {
+                held -= of_chunk[turn.chunk()];
             }
-            most = held.max(most);
         }
         most
     }
@@ -114,6 +168,7 @@ impl Pipeline {
         let later = stages - 1 - stage;
         let warm_up = match (self.schedule, chunks) {
             (Schedule::GPipe, _) => microbatches * chunks,
+            (Schedule::ZeroBubbleH2, _) => 2 * later,
             (_, 1) => later,
             (_, _) => 2 * later + (chunks - 1) * stages.min(microbatches),
         };
@@ -140,13 +195,19 @@ mod tests {
 
     fn all() -> impl Iterator<Item = Pipeline> {
         let sizes = (1..=6).flat_map(|stages| (1..=4).map(move |chunks| (stages, chunks)));
-        sizes.flat_map(|(stages, chunks)| {
-            let schedule = Schedule::OneForwardOneBackward;
+        let of = |(stages, chunks, schedule)| {
             (1..=7).map(move |rounds| {
                 let microbatches = rounds * stages;
                 Pipeline { schedule, stages, chunks, microbatches }
             })
-        })
+        };
+        let schedules = |(stages, chunks)| {
+            let schedules = Schedule::ALL.into_iter();
+            schedules.map(move |schedule| (stages, chunks, schedule))
+        };
+        let is_legal =
+            |&(_, chunks, schedule): &_| chunks == 1 || schedule == Schedule::OneForwardOneBackward;
+        sizes.flat_map(schedules).filter(is_legal).flat_map(of)
     }
 
     /// What stages have in flight follows from their first rounds.
@@ -159,7 +220,10 @@ mod tests {
                 for turn in pipeline.turns(stage) {
                     match turn {
                         Turn::Forward { chunk, .. } => held[chunk] += 1,
-                        Turn::Backward { chunk, .. } => held[chunk] -= 1,
+                        Turn::Backward { .. } if pipeline.splits() => {}
+                        Turn::Backward { chunk, .. } | Turn::Weights { chunk, .. } => {
+                            held[chunk] -= 1;
+                        }
                     }
                     most.iter_mut().zip(&held).for_each(|(most, held)| *most = *held.max(most));
                 }
@@ -178,11 +242,13 @@ mod tests {
             let (mut sent, mut received) = (Vec::new(), Vec::new());
             for stage in 0..stages {
                 let turns = pipeline.turns(stage);
-                assert_eq!(turns.len(), 2 * chunks * microbatches, "{pipeline:?} {stage}");
+                let kinds = if pipeline.splits() { 3 } else { 2 };
+                assert_eq!(turns.len(), kinds * chunks * microbatches, "{pipeline:?} {stage}");
                 for turn in turns {
                     let (is_forward, chunk, microbatch) = match turn {
                         Turn::Forward { chunk, microbatch } => (true, chunk, microbatch),
                         Turn::Backward { chunk, microbatch } => (false, chunk, microbatch),
+                        Turn::Weights { .. } => continue,
                     };
                     let at = chunk * stages + stage;
                     let (to, from) = (at.checked_add(1), at.checked_sub(1));

@@ -24,6 +24,17 @@ pub struct Halves {
     pub backward: Function,
     /// Where each parameter of `backward` comes from.
     pub backward_params: Vec<Source>,
+    /// Computes the gradients that are put off, which `backward` does not.
+    pub late: Option<Late>,
+}
+
+/// What is left of a backward pass.
+#[derive(Clone, Debug)]
+pub struct Late {
+    /// Computes gradients.
+    pub function: Function,
+    /// Where each of its parameters comes from.
+    pub params: Vec<Source>,
 }
 
 /// The end of the name of a value that is kept in place of the one that it was rounded from.
@@ -39,17 +50,21 @@ pub enum Source {
     Param(usize),
     /// A result of the forward function.
     Kept(usize),
+    /// A result of the backward function that is no gradient.
+    Passed(usize),
 }
 
 /// Cuts a gradient function, whose composites are in `module`, in two.
 ///
 /// `cotangent_from` is its first cotangent parameter, `primal_results` the number of results that
-/// are the primal's. O(nodes + operands).
+/// are the primal's. Gradients that `is_late` marks, in the order of results, are left to a third
+/// function. O(nodes + operands).
 pub fn specialise(
     gradient: &Function,
     module: &Module,
     [cotangent_from, primal_results]: [usize; 2],
     keep: Keep,
+    is_late: &[bool],
 ) -> Halves {
     let late =
         depends_on(gradient, |id| (cotangent_from..gradient.param_count).contains(&id.index()));
@@ -75,17 +90,67 @@ pub fn specialise(
     let mut inputs = params;
     inputs.extend(&kept);
     inputs.extend(&again);
+    let is_late = |at: usize| is_late.get(at).copied().unwrap_or(false);
+    let [late, soon] = [true, false].map(|wanted| -> Vec<ValueId> {
+        let results = backward_results.iter().enumerate();
+        results.filter(|(at, _)| is_late(*at) == wanted).map(|(_, result)| *result).collect()
+    });
+    let passed = if late.is_empty() { Vec::new() } else { passed(gradient, &inputs, &soon, &late) };
+    let soon = [&soon[..], &passed].concat();
     let (backward, backward_inputs) =
-        slice(gradient, &format!("{}.backward", gradient.name), &inputs, backward_results);
+        slice(gradient, &format!("{}.backward", gradient.name), &inputs, &soon);
     let result = |value: ValueId| {
         let at = forward_results.iter().position(|r| *r == value);
         at.expect("what is kept is a result of the forward half")
     };
-    let source = |at: usize| {
-        if at < gradient.param_count { Source::Param(at) } else { Source::Kept(result(inputs[at])) }
+    let source = |at: usize| match at {
+        at if at < gradient.param_count => Source::Param(at),
+        at if at < inputs.len() => Source::Kept(result(inputs[at])),
+        at => Source::Passed(soon.len() - passed.len() + at - inputs.len()),
     };
     let backward_params = backward_inputs.into_iter().map(source).collect();
-    Halves { forward, forward_params, primal_results, backward, backward_params }
+    let late = (!late.is_empty()).then(|| {
+        let inputs = [&inputs[..], &passed].concat();
+        let (function, params) =
+            slice(gradient, &format!("{}.weights", gradient.name), &inputs, &late);
+        Late { function, params: params.into_iter().map(source).collect() }
+    });
+    Halves { forward, forward_params, primal_results, backward, backward_params, late }
+}
+
+/// The values on the way from `inputs` to the results `soon` that the results `late` need, and that
+/// are worth keeping until then, in order of definition.
+fn passed(
+    function: &Function,
+    inputs: &[ValueId],
+    soon: &[ValueId],
+    late: &[ValueId],
+) -> Vec<ValueId> {
+    let producers = function.producers();
+    let sums = epilogues(function);
+    let walk = |results: &[ValueId], stops: &dyn Fn(ValueId, usize) -> bool| {
+        let mut seen = vec![false; function.values.len()];
+        let mut work = results.to_vec();
+        let mut found = Vec::new();
+        while let Some(value) = work.pop() {
+            let is_input = inputs.contains(&value);
+            if std::mem::replace(&mut seen[value.index()], true) || is_input {
+                continue;
+            }
+            let Some(at) = producers[value.index()] else { continue };
+            if stops(value, at) {
+                found.push(value);
+            } else {
+                work.extend(&function.nodes[at].operands);
+            }
+        }
+        (seen, found)
+    };
+    let (is_made, _) = walk(soon, &|_, _| false);
+    let is_worth = |at: usize| is_kept(&function.nodes[at].op) || sums.contains_key(&at);
+    let (_, mut passed) = walk(late, &|value, at| is_made[value.index()] && is_worth(at));
+    passed.sort();
+    passed
 }
 
 /// For each value, whether it depends on one that `root` names.

@@ -566,7 +566,6 @@ fn features(c: &Configuration) -> Features {
         on_gpus: true,
         cp: c.cp as usize,
         ep: c.ep as usize,
-        schedule: c.schedule,
         zero: c.zero,
         data_ranks: (c.dp * c.cp) as usize,
         rounds_gradients: false,

@@ -60,6 +60,8 @@ fn footprints_are_what_sessions_allocate() {
                 check_arenas(&module, &plan);
             }
             if pp > 1 {
+                let schedule = Schedule::ZeroBubbleH1;
+                check_arenas(&module, &Plan { precision, schedule, ..whole.clone() });
                 let mut plan = Plan { precision, ..whole };
                 interleave(&mut plan, 3, 11);
                 check_arenas(&module, &plan);
@@ -69,7 +71,7 @@ fn footprints_are_what_sessions_allocate() {
 }
 
 /// Layouts of eight devices that programs carry out.
-const LAYOUTS: [&str; 15] = [
+const LAYOUTS: [&str; 17] = [
     "dp=8 mbs=1",
     "dp=8 mbs=4",
     "dp=8 mbs=2 zero=1",
@@ -84,6 +86,8 @@ const LAYOUTS: [&str; 15] = [
     "tp=2 pp=2 dp=2 mbs=2 sp",
     "pp=2 dp=4 mbs=1 vpp=3",
     "tp=2 pp=4 dp=1 mbs=2 vpp=2 sp",
+    "pp=2 dp=4 mbs=1 schedule=zb-h1",
+    "pp=4 dp=2 mbs=2 schedule=zb-h2",
     "dp=8 mbs=1 zero=1 recompute=full",
 ];
 

@@ -223,6 +223,11 @@ fn schedules_keeps_and_orders_agree() {
         let keep = Keep::AllButAttention;
         let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
+        check_batch(case, &meshes, &|plan| plan.schedule = Schedule::ZeroBubbleH1);
+        check_batch(case, &meshes[1..3], &|plan| {
+            plan.schedule = Schedule::ZeroBubbleH2;
+            plan.zero = Zero { stage: 1, shard: 0 };
+        });
         check_batch(case, &meshes, &|plan| plan.zero = Zero { stage: 1, shard: 0 });
         check_batch(case, &meshes, &|plan| {
             let block = plan.functions.get_mut("block").expect("there are blocks");

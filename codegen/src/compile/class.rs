@@ -14,7 +14,7 @@ use ir::sharding::Layout;
 use ir::{DType, Dim, Function, Module, Node, Op, Plan, ValueId};
 
 use super::{Compiler, Ends};
-use crate::calls::{Call, Calls};
+use crate::calls::{Call, Calls, Operand};
 use crate::crossing::{gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
 use crate::executable::executed_target;
@@ -25,7 +25,7 @@ use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
 use crate::weights::weight_places;
-use chunk::Chunk;
+use chunk::{Chunk, Routines};
 
 /// Where things happen within the work on one micro-batch: on the calls of all chunks.
 #[derive(Clone, Copy)]
@@ -96,12 +96,18 @@ impl<'a> Class<'a> {
         };
         let mut store = store(module, calls, plan, [stage, tensor])?;
         let mut chunks = Chunk::all(calls, plan, stage)?;
+        let pipeline = Pipeline::of(plan);
         let mut make = |call: &Call, number: usize, adds: &[bool]| {
             let planned = plan.functions.get(&call.function);
             let planned =
                 planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            let decisions = LayerDecisions::of(planned, number);
+            // What the loss is made of is large, and not kept for later.
+            let splits = pipeline.splits() && !is_last;
+            let is_weight = |operand: &Operand| splits && matches!(operand, Operand::Weight(_));
+            let is_late: Vec<bool> = call.operands.iter().map(is_weight).collect();
+            let decisions =
+                LayerDecisions { is_late: &is_late, ..LayerDecisions::of(planned, number) };
             let rounded = rounded_gradients(call, &plan.precision);
             let sums = GradientSums { adds, rounded: &rounded };
             shared.layer(&call.function, decisions, place, sums, is_last)
@@ -197,8 +203,8 @@ impl<'a> Class<'a> {
     /// Values between calls that have places of their own, of all micro-batches in flight.
     pub(super) fn kept_count(&self) -> usize {
         let of_chunk = |chunk: &Chunk<'_>| {
-            let results = chunk.layers.iter().map(|layer| layer.halves.forward.results.len());
-            results.sum::<usize>() * chunk.in_flight
+            let results = |layer: &Arc<Layer>| layer.halves.forward.results.len() + layer.passed();
+            chunk.layers.iter().map(results).sum::<usize>() * chunk.in_flight
         };
         self.chunks.iter().map(of_chunk).sum()
     }
@@ -208,7 +214,8 @@ impl<'a> Class<'a> {
             for layer in &chunk.layers {
                 let forward = self.store.routine(&layer.forward);
                 let backward = self.store.routine(&layer.backward);
-                chunk.routines.push((forward, backward));
+                let weights = layer.weights.as_ref().map(|weights| self.store.routine(weights));
+                chunk.routines.push(Routines { forward, backward, weights });
             }
         }
         let pipeline = Pipeline::of(self.plan);
@@ -228,6 +235,9 @@ impl<'a> Class<'a> {
                 }
                 Turn::Backward { chunk, microbatch } => {
                     self.backward([chunk, microbatch], &mut steps)?;
+                }
+                Turn::Weights { chunk, microbatch } => {
+                    self.weights([chunk, microbatch], &mut steps)?;
                 }
             }
         }

@@ -137,7 +137,11 @@ impl<'a> Pricer<'a> {
         let calls = self.calls();
         let call = calls.first_call(name).expect("layers are those that are called");
         let is_last = call.results.iter().any(|r| calls.results.contains(r));
-        let decisions = LayerDecisions { shardings: &sharded.functions[name], keep: variant.keep };
+        let decisions = LayerDecisions {
+            shardings: &sharded.functions[name],
+            keep: variant.keep,
+            is_late: &[],
+        };
         let rounded = rounded_gradients(call, &self.job.precision);
         let sums = GradientSums { adds: &variant.adds, rounded: &rounded };
         let built = self.compiler.layers().layer(name, decisions, place, sums, is_last);

@@ -67,7 +67,6 @@ fn what_is_not_compiled_is_named() {
     let mut lowering = Lowering::new(purpose(&module)).unwrap();
     for (name, word) in [
         ("dp=2 zero=3", "ZeRO-2 and ZeRO-3"),
-        ("pp=2 dp=1 schedule=zb-h1", "zero-bubble schedules"),
         ("cp=2", "context parallelism"),
         ("dp=2 offload-optimizer=host", "offload"),
         ("pp=16", "16"),

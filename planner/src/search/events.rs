@@ -117,17 +117,12 @@ impl Line {
 
     /// The passes of a stage in order.
     fn order(&self, stage: usize) -> Vec<Work> {
-        let (p, m, v) = (self.stages(), self.microbatches, self.chunks);
-        match self.schedule {
-            Schedule::ZeroBubbleH1 => return split_order(m, p - stage, stage),
-            Schedule::ZeroBubbleH2 => return split_order(m, 2 * (p - stage) - 1, 2 * stage),
-            Schedule::GPipe | Schedule::OneForwardOneBackward => {}
-        }
-        let (schedule, stages) = (self.schedule, self.stages());
-        let pipeline = Pipeline { schedule, stages, chunks: v, microbatches: m };
+        let Line { schedule, chunks, microbatches, .. } = *self;
+        let pipeline = Pipeline { schedule, stages: self.stages(), chunks, microbatches };
         let work = |turn: &Turn| match *turn {
             Turn::Forward { chunk, microbatch } => (Pass::Forward, chunk, microbatch),
             Turn::Backward { chunk, microbatch } => (Pass::Backward, chunk, microbatch),
+            Turn::Weights { chunk, microbatch } => (Pass::Weight, chunk, microbatch),
         };
         pipeline.turns(stage).iter().map(work).collect()
     }
@@ -188,22 +183,6 @@ impl Line {
         assert!(finished, "a schedule of all passes does not wait for itself");
         free.into_iter().fold(0.0, f64::max)
     }
-}
-
-/// The order of a stage that is `ahead` forward passes ahead and puts off the gradients of weights
-/// of the first `late` micro-batches (Qi et al. 2023, figures 2 and 3): the stages below, which
-/// begin late, hand their gradients up sooner.
-fn split_order(m: usize, ahead: usize, late: usize) -> Vec<Work> {
-    let ahead = ahead.min(m);
-    let mut order: Vec<Work> = (0..ahead - 1).map(|k| (Pass::Forward, 0, k)).collect();
-    for k in 0..m {
-        let forward = k + ahead - 1;
-        order.extend((forward < m).then_some((Pass::Forward, 0, forward)));
-        order.push((Pass::Backward, 0, k));
-        order.extend((k >= late).then(|| (Pass::Weight, 0, k - late)));
-    }
-    order.extend((m.saturating_sub(late)..m).map(|k| (Pass::Weight, 0, k)));
-    order
 }
 
 /// When passes ended.

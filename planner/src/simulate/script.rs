@@ -49,7 +49,7 @@ impl Script {
     pub(crate) fn of(program: &Program, prices: &Prices<'_>, launches: &[LaunchPrice]) -> Script {
         let timed = |routine: &Routine| {
             let name = &routine.name;
-            let is_layer = name.ends_with(".forward") || name.ends_with(".backward");
+            let is_layer = [".forward", ".backward", ".weights"].iter().any(|e| name.ends_with(e));
             let mut timed = Timed { parts: Vec::new(), is_layer };
             add_parts(&mut timed.parts, routine, prices, launches);
             Rc::new(timed)

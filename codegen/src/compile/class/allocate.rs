@@ -40,27 +40,25 @@ impl Class<'_> {
             self.chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.rooms)).collect();
         let mut free: BTreeMap<_, BTreeSet<BufferId>> = BTreeMap::new();
         for turn in pipeline.turns(self.stage) {
-            match turn {
-                Turn::Forward { chunk, microbatch } => {
-                    for room in &all[chunk] {
-                        let left = free.get_mut(&room.kind()).and_then(BTreeSet::pop_first);
-                        let buffer = left.unwrap_or_else(|| room.allocate(&mut self.store, span));
-                        self.chunks[chunk].buffers.insert((room.item, microbatch), buffer);
-                    }
-                }
-                Turn::Backward { chunk, microbatch } => {
-                    for room in &all[chunk] {
-                        let buffer = self.chunks[chunk].buffers[&(room.item, microbatch)];
-                        free.entry(room.kind()).or_default().insert(buffer);
-                    }
-                }
+            let (Turn::Forward { chunk, microbatch }
+            | Turn::Backward { chunk, microbatch }
+            | Turn::Weights { chunk, microbatch }) = turn;
+            let buffers = &mut self.chunks[chunk].buffers;
+            for room in all[chunk].iter().filter(|room| room.begins(turn)) {
+                let left = free.get_mut(&room.kind()).and_then(BTreeSet::pop_first);
+                let buffer = left.unwrap_or_else(|| room.allocate(&mut self.store, span));
+                buffers.insert((room.item, microbatch), buffer);
+            }
+            for room in all[chunk].iter().filter(|room| room.ends(turn)) {
+                free.entry(room.kind()).or_default().insert(buffers[&(room.item, microbatch)]);
             }
         }
     }
 
-    /// Whether there is never more than one micro-batch in flight.
+    /// Whether there is never more than one micro-batch in flight, and nothing is put off.
     fn is_alone(&self) -> bool {
-        self.chunks.len() == 1 && self.chunks[0].in_flight == 1
+        let splits = Pipeline::of(self.plan).splits();
+        self.chunks.len() == 1 && self.chunks[0].in_flight == 1 && !splits
     }
 
     fn allocate_chunk(&mut self, chunk: usize) {
@@ -132,7 +130,7 @@ impl Class<'_> {
         (dtype, sizes): (DType, Vec<usize>),
     ) {
         let (chunk, clock) = (&self.chunks[at], self.clock);
-        if chunk.cotangents.contains_key(&value) {
+        if chunk.rooms.iter().any(|room| room.item == Item::Value(value)) {
             return;
         }
         let forward = |call: usize| clock.forward(chunk.before + call);
@@ -156,14 +154,18 @@ impl Class<'_> {
         let from = here.iter().filter(|_| !elsewhere).map(|c| backward(*c)).min();
         let [start, end] = [0, chunk.own.len()].map(|call| clock.passed(chunk.before + call));
         let of_cotangent = (from.unwrap_or(end), producer.map_or(start, backward));
-        let room = Room {
-            item: Item::Value(value),
-            name: name.to_owned(),
-            dtype,
-            sizes: sizes.clone(),
-            span: (first, last),
+        let item = Item::Value(value);
+        let room = |item, name: String, span| {
+            let (sizes, is_late) = (sizes.clone(), chunk.is_late(item));
+            Room { item, name, dtype, sizes, span, is_late }
         };
-        self.chunks[at].rooms.push(room);
+        let own = room(item, name.to_owned(), (first, last));
+        let of_gradient = room(Item::Cotangent(value), format!("d.{name}"), of_cotangent);
+        self.chunks[at].rooms.push(own);
+        if of_gradient.is_late {
+            self.chunks[at].rooms.push(of_gradient);
+            return;
+        }
         let name = format!("d.{name}");
         let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, of_cotangent);
         self.chunks[at].cotangents.insert(value, buffer);
@@ -204,7 +206,22 @@ impl Class<'_> {
             let name = &forward.value(forward.results[result]).name;
             let name = format!("{}.{name}", own[call].function);
             let item = Item::Kept(call, result);
-            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span });
+            let is_late = self.chunks[at].is_late(item);
+            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span, is_late });
+        }
+        let backward = &layer.halves.backward;
+        let results = backward.results.iter().enumerate();
+        for (result, value) in results.skip(backward.results.len() - layer.passed()) {
+            let ty = backward.ty(*value);
+            let room = Room {
+                item: Item::Passed(call, result),
+                name: format!("{}.{}", own[call].function, backward.value(*value).name),
+                dtype: ty.dtype,
+                sizes: ty.sizes().expect("local sizes are bound"),
+                span,
+                is_late: true,
+            };
+            self.chunks[at].rooms.push(room);
         }
     }
 
@@ -214,9 +231,10 @@ impl Class<'_> {
         let layer = chunk.layer(call);
         let evaluated = chunk.evaluation.as_ref().and_then(|e| e.layer(call));
         let evaluated = evaluated.map_or(0, |layer| layer.frame_bytes);
+        let late = layer.weights.as_ref().map_or(0, |weights| weights.frame_bytes);
         let frames = [
             (self.clock.forward(at), layer.forward.frame_bytes.max(evaluated)),
-            (self.clock.backward(at), layer.backward.frame_bytes),
+            (self.clock.backward(at), layer.backward.frame_bytes.max(late)),
         ];
         let name = format!("{}.frame", layer.name);
         for (position, bytes) in frames {

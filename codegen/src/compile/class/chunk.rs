@@ -10,7 +10,7 @@ use crate::calls::{Call, Calls, Operand};
 use crate::crossing::crossing;
 use crate::evaluation::Evaluation;
 use crate::routines::Layer;
-use crate::schedule::Pipeline;
+use crate::schedule::{Pipeline, Turn};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
 
@@ -21,13 +21,26 @@ pub(super) enum Side {
     After,
 }
 
+/// The routines of a call, in the program.
+#[derive(Clone, Copy)]
+pub(super) struct Routines {
+    pub(super) forward: usize,
+    pub(super) backward: usize,
+    /// Computes the gradients of weights, where they are late.
+    pub(super) weights: Option<usize>,
+}
+
 /// What a micro-batch has of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Item {
     /// A value that calls exchange.
     Value(ValueId),
+    /// The gradient of a value, where those of weights are late and read it.
+    Cotangent(ValueId),
     /// A result of a call that is kept for its backward pass: both by number.
     Kept(usize, usize),
+    /// A result of a call's backward routine that is kept for late gradients.
+    Passed(usize, usize),
 }
 
 /// The room that an item takes.
@@ -38,12 +51,31 @@ pub(super) struct Room {
     pub(super) sizes: Vec<usize>,
     /// When it is taken, if there is never more than one micro-batch.
     pub(super) span: (usize, usize),
+    /// Whether it lasts until the late gradients of weights.
+    pub(super) is_late: bool,
 }
 
 impl Room {
     /// What rooms have in common that can lie in the same place.
     pub(super) fn kind(&self) -> (&str, DType, &[usize]) {
         (&self.name, self.dtype, &self.sizes)
+    }
+
+    /// Whether it is taken when a turn of its chunk begins.
+    pub(super) fn begins(&self, turn: Turn) -> bool {
+        match self.item {
+            Item::Value(_) | Item::Kept(..) => matches!(turn, Turn::Forward { .. }),
+            Item::Cotangent(_) | Item::Passed(..) => matches!(turn, Turn::Backward { .. }),
+        }
+    }
+
+    /// Whether it is left when a turn of its chunk ends.
+    pub(super) fn ends(&self, turn: Turn) -> bool {
+        match turn {
+            Turn::Forward { .. } => false,
+            Turn::Backward { .. } => !self.is_late,
+            Turn::Weights { .. } => self.is_late,
+        }
     }
 
     pub(super) fn allocate(&self, store: &mut Store, span: (usize, usize)) -> BufferId {
@@ -62,8 +94,8 @@ pub(super) struct Chunk<'a> {
     pub(super) layers: Vec<Arc<Layer>>,
     /// What an evaluation calls; the same as training where none.
     pub(super) evaluation: Option<Evaluation<'a>>,
-    /// For each call, its forward and backward routine.
-    pub(super) routines: Vec<(usize, usize)>,
+    /// For each call, its routines.
+    pub(super) routines: Vec<Routines>,
     /// The stages of the chunk before and of the one after.
     neighbours: [Option<usize>; 2],
     /// The values that come from the chunk before, and that go to the one after.
@@ -127,6 +159,12 @@ impl<'a> Chunk<'a> {
         self.buffers.get(&(item, microbatch)).copied().unwrap_or_else(of_all)
     }
 
+    /// Where the gradient of a value lies.
+    pub(super) fn cotangent(&self, value: ValueId, microbatch: usize) -> BufferId {
+        let of_all = self.cotangents.get(&value).copied();
+        of_all.unwrap_or_else(|| self.buffer(Item::Cotangent(value), microbatch))
+    }
+
     /// The values that a neighbour makes or takes, and its stage.
     pub(super) fn exchanged(&self, side: Side) -> impl Iterator<Item = (ValueId, usize)> {
         let side = side as usize;
@@ -146,10 +184,37 @@ impl<'a> Chunk<'a> {
 
     /// Whether the backward routine of a call reads an operand or a result.
     pub(super) fn backward_reads(&self, call: usize, value: ValueId) -> bool {
-        let operands = &self.own[call].operands;
-        self.layer(call).halves.backward_params.iter().any(|source| match source {
-            Source::Param(at) => operands.get(*at) == Some(&Operand::Value(value)),
-            Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
-        })
+        self.reads(call, &self.layer(call).halves.backward_params, Item::Value(value))
+    }
+
+    /// Whether late gradients of weights read something.
+    pub(super) fn is_late(&self, item: Item) -> bool {
+        let late = |call: &usize| {
+            let late = self.layer(*call).halves.late.as_ref();
+            late.is_some_and(|late| self.reads(*call, &late.params, item))
+        };
+        (0..self.own.len()).any(|call| late(&call))
+    }
+
+    /// Whether something is among the parameters of a routine of a call.
+    fn reads(&self, call: usize, params: &[Source], item: Item) -> bool {
+        let Call { operands, results, .. } = &self.own[call];
+        let param_count = self.layer(call).param_count;
+        let read = |source: &Source| match *source {
+            Source::Param(at) if at < param_count => {
+                if let Operand::Value(value) = operands[at] {
+                    Some(Item::Value(value))
+                } else {
+                    None
+                }
+            }
+            Source::Param(at) => Some(Item::Cotangent(results[at - param_count])),
+            Source::Kept(result) => Some(match results.get(result) {
+                Some(value) => Item::Value(*value),
+                None => Item::Kept(call, result),
+            }),
+            Source::Passed(result) => Some(Item::Passed(call, result)),
+        };
+        params.iter().any(|source| read(source) == Some(item))
     }
 }

@@ -80,7 +80,7 @@ impl Class<'_> {
                 Some(instead) => (&instead.params, halves.primal_results, instead.routine),
                 None => {
                     let results = halves.forward.results.len();
-                    (&halves.forward_params, results, chunk.routines[call].0)
+                    (&halves.forward_params, results, chunk.routines[call].forward)
                 }
             };
             let params = params.iter();
@@ -105,53 +105,115 @@ impl Class<'_> {
             self.feed_all(chunk, microbatch, true, steps);
         }
         for (value, from) in chunk.exchanged(Side::After) {
-            steps.push(Step::Receive { from, buffer: chunk.cotangents[&value] });
+            steps.push(Step::Receive { from, buffer: chunk.cotangent(value, microbatch) });
         }
-        for (call, own) in chunk.own.iter().enumerate().rev() {
+        for call in (0..chunk.own.len()).rev() {
             let layer = chunk.layer(call);
-            let mut slots = Vec::new();
-            for source in &layer.halves.backward_params {
-                slots.push(match *source {
-                    Source::Param(at) if at < layer.param_count => {
-                        self.operand_buffer(chunk, own.operands[at], microbatch)
-                    }
-                    Source::Param(at) => {
-                        self.cotangent_of_result(chunk, own.results[at - layer.param_count])
-                    }
-                    Source::Kept(result) => self.result_buffer(chunk, call, result, microbatch),
-                });
+            let mut slots = self.slots(chunk, call, &layer.halves.backward_params, microbatch);
+            slots.extend(self.gradients(chunk, [call, microbatch], false)?);
+            let results = layer.halves.backward.results.len();
+            let passed = results - layer.passed()..results;
+            slots.extend(passed.map(|at| chunk.buffer(Item::Passed(call, at), microbatch)));
+            if results > 0 {
+                let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
+                steps.push(Step::Call { routine: chunk.routines[call].backward, slots, frame });
             }
-            for param in &layer.differentiable {
-                slots.push(match own.operands[*param] {
-                    Operand::Weight(weight) => self.store.grad(weight),
-                    Operand::Value(value) => chunk.cotangents[&value],
-                    Operand::Tokens
-                    | Operand::Labels
-                    | Operand::Documents
-                    | Operand::Key(_)
-                    | Operand::Position
-                    | Operand::Last
-                    | Operand::Cache(_) => {
-                        return Err(format!("`@{}` has a gradient for what is fed", own.function));
-                    }
-                });
-            }
-            let routine = chunk.routines[call].1;
-            let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
-            steps.push(Step::Call { routine, slots, frame });
         }
         for (value, to) in chunk.exchanged(Side::Before) {
-            steps.push(Step::Send { to, buffer: chunk.cotangents[&value] });
+            steps.push(Step::Send { to, buffer: chunk.cotangent(value, microbatch) });
         }
         Ok(())
     }
 
+    /// The gradients of weights that a backward pass has put off.
+    pub(super) fn weights(
+        &self,
+        [chunk, microbatch]: [usize; 2],
+        steps: &mut Vec<Step>,
+    ) -> Result<(), String> {
+        let chunk = &self.chunks[chunk];
+        self.feed_all(chunk, microbatch, true, steps);
+        for call in (0..chunk.own.len()).rev() {
+            let late = chunk.layer(call).halves.late.as_ref();
+            let (Some(late), Some(routine)) = (late, chunk.routines[call].weights) else {
+                continue;
+            };
+            let mut slots = self.slots(chunk, call, &late.params, microbatch);
+            slots.extend(self.gradients(chunk, [call, microbatch], true)?);
+            let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
+            steps.push(Step::Call { routine, slots, frame });
+        }
+        Ok(())
+    }
+
+    /// The buffers of the parameters of a part of a call's backward pass.
+    fn slots(
+        &self,
+        chunk: &Chunk<'_>,
+        call: usize,
+        params: &[Source],
+        microbatch: usize,
+    ) -> Vec<BufferId> {
+        let (own, param_count) = (&chunk.own[call], chunk.layer(call).param_count);
+        let slot = |source: &Source| match *source {
+            Source::Param(at) if at < param_count => {
+                self.operand_buffer(chunk, own.operands[at], microbatch)
+            }
+            Source::Param(at) => {
+                self.cotangent_of_result(chunk, own.results[at - param_count], microbatch)
+            }
+            Source::Kept(result) => self.result_buffer(chunk, call, result, microbatch),
+            Source::Passed(result) => chunk.buffer(Item::Passed(call, result), microbatch),
+        };
+        params.iter().map(slot).collect()
+    }
+
+    /// The buffers of the gradients of a call, of those that are late or of the others.
+    ///
+    /// # Errors
+    /// A sentence, when there is one for what is fed.
+    fn gradients(
+        &self,
+        chunk: &Chunk<'_>,
+        [call, microbatch]: [usize; 2],
+        is_late: bool,
+    ) -> Result<Vec<BufferId>, String> {
+        let (own, layer) = (&chunk.own[call], chunk.layer(call));
+        let mut buffers = Vec::new();
+        for param in &layer.differentiable {
+            let operand = own.operands[*param];
+            let has_late = layer.weights.is_some() && matches!(operand, Operand::Weight(_));
+            if has_late != is_late {
+                continue;
+            }
+            buffers.push(match operand {
+                Operand::Weight(weight) => self.store.grad(weight),
+                Operand::Value(value) => chunk.cotangent(value, microbatch),
+                Operand::Tokens
+                | Operand::Labels
+                | Operand::Documents
+                | Operand::Key(_)
+                | Operand::Position
+                | Operand::Last
+                | Operand::Cache(_) => {
+                    return Err(format!("`@{}` has a gradient for what is fed", own.function));
+                }
+            });
+        }
+        Ok(buffers)
+    }
+
     /// The cotangent of a floating-point result: the loss scale for the loss sum.
-    fn cotangent_of_result(&self, chunk: &Chunk<'_>, value: ValueId) -> BufferId {
+    fn cotangent_of_result(
+        &self,
+        chunk: &Chunk<'_>,
+        value: ValueId,
+        microbatch: usize,
+    ) -> BufferId {
         match self.calls.results.iter().position(|r| *r == value) {
             Some(0) => self.store.constant(1),
             Some(_) => self.store.constant(0),
-            None => chunk.cotangents[&value],
+            None => chunk.cotangent(value, microbatch),
         }
     }
 }
