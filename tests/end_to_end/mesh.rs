@@ -201,15 +201,23 @@ fn one_rank_agrees_with_the_interpreter() {
     check(&llama(), 0.0, &one, Keep::None, DType::F64, 1e-10);
 }
 
+/// Every `parts`-th mesh of up to eight ranks, the first of them number `part`: the tests below
+/// take all of them together.
+fn some(part: usize, parts: usize) -> Vec<Mesh> {
+    meshes(8).into_iter().skip(part).step_by(parts).collect()
+}
+
 #[test]
 fn every_mesh_agrees_with_the_interpreter() {
-    check(&gpt2(), 0.0, &meshes(8), Keep::Full, DType::F64, 1e-10);
+    check(&gpt2(), 0.0, &some(0, 3), Keep::Full, DType::F64, 1e-10);
+    check(&llama(), 0.0, &some(1, 3), Keep::None, DType::F64, 1e-10);
+    check(&gpt2(), 0.0, &some(2, 3), Keep::AllButAttention, DType::F64, 1e-10);
 }
 
 #[test]
 fn every_mesh_drops_the_same_elements() {
-    check(&gpt2(), 0.1, &meshes(8), Keep::None, DType::F64, 1e-10);
-    check(&llama(), 0.1, &meshes(8), Keep::Full, DType::F64, 1e-10);
+    check(&gpt2(), 0.1, &some(1, 2), Keep::None, DType::F64, 1e-10);
+    check(&llama(), 0.1, &some(0, 2), Keep::Full, DType::F64, 1e-10);
 }
 
 /// Whatever the order of micro-batches, the nesting of the axes, and what calls of one layer keep.
@@ -270,6 +278,6 @@ fn interleaved_stages_agree() {
 
 #[test]
 fn every_mesh_agrees_in_f32() {
-    check(&gpt2(), 0.0, &meshes(8), Keep::None, DType::F32, 1e-5);
-    check(&llama(), 0.0, &meshes(8), Keep::Full, DType::F32, 1e-5);
+    check(&gpt2(), 0.0, &some(0, 2), Keep::None, DType::F32, 1e-5);
+    check(&llama(), 0.0, &some(1, 2), Keep::Full, DType::F32, 1e-5);
 }

@@ -505,13 +505,15 @@ fn script(stages: &[&Stage], at: usize, pipeline: Pipeline, prices: &Prices<'_>)
     };
     let mut moves = vec![Move::Call { routine: 0 }];
     for turn in pipeline.turns(at) {
-        let (Turn::Forward { chunk: own, .. } | Turn::Backward { chunk: own, .. }) = turn;
+        let own = turn.chunk();
         let number = own * count + at;
         let before = number.checked_sub(1).map(chunk);
         let after = (number + 1 < all).then(|| ((number + 1) % count, chunk(number).1));
         let (arriving, routine, leaving) = match turn {
             Turn::Forward { .. } => (before, 2 + 2 * own, after),
             Turn::Backward { .. } => (after, 3 + 2 * own, before),
+            // 1F1B puts nothing off.
+            Turn::Weights { .. } => continue,
         };
         if let Some((from, seconds)) = arriving {
             moves.extend(seconds.map(|_| Move::Receive { from }));
