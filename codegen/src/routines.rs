@@ -60,6 +60,8 @@ pub struct Layer {
     pub param_count: usize,
     /// The parameters that have a gradient, in order.
     pub differentiable: Vec<usize>,
+    /// For each of them, whether the gradient is late.
+    pub is_late: Vec<bool>,
     /// The forward and backward functions, before fusion.
     pub halves: Arc<Halves>,
     /// The forward routine: parameters, then results and kept values.
@@ -399,6 +401,7 @@ fn lower_layer(
         name: primal.name.clone(),
         param_count,
         differentiable,
+        is_late: fused.is_late.clone(),
         halves,
         forward,
         result_adds,

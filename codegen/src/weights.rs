@@ -135,7 +135,7 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
 }
 
 /// Whether a product or a look-up reads a parameter of a layer, itself or through views.
-fn is_multiplied(function: &Function, param: usize) -> bool {
+pub(crate) fn is_multiplied(function: &Function, param: usize) -> bool {
     let mut views = vec![ValueId(param as u32)];
     for node in &function.nodes {
         if !node.operands.iter().any(|operand| views.contains(operand)) {

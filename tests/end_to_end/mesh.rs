@@ -244,6 +244,35 @@ fn schedules_keeps_and_orders_agree() {
     }
 }
 
+/// Every sum has one order, whatever the order of passes.
+#[test]
+fn schedules_change_no_bit() {
+    let (seq, samples) = (33, 8);
+    let (model, module) = prepared(&llama(), seq, DType::F32, 0.1);
+    let weights = random_weights(&model, 6);
+    let (tokens, labels) = batch(4, samples, seq, 259);
+    let gradients = |schedule: Schedule| {
+        let wanted = Wanted {
+            mesh: Mesh { pp: 4, ..Mesh::ONE },
+            microbatch_size: 1,
+            microbatch_count: samples,
+            keep: Keep::Full,
+            sequence: false,
+        };
+        let whole = plan(&module, seq, DType::F32, wanted).expect("the mesh fits");
+        let mut session = session(&module, &Plan { schedule, ..whole });
+        load(&mut session, &weights);
+        let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+        session.step(&batch, scalars()).expect("the step runs");
+        let read = |name: &String| session.read_grad(name).expect("it is there").to_f64();
+        weights.keys().map(read).collect::<Vec<_>>()
+    };
+    let usual = gradients(Schedule::OneForwardOneBackward);
+    for schedule in Schedule::ALL {
+        assert!(gradients(schedule) == usual, "{}", schedule.name());
+    }
+}
+
 /// Cuts the calls of a plan into interleaved chunks, each of at least one call.
 pub(crate) fn interleave(plan: &mut Plan, chunks_per_stage: usize, seed: u64) {
     let (calls, chunks) = (plan.stage_ends[plan.mesh.pp - 1], chunks_per_stage * plan.mesh.pp);

@@ -24,7 +24,7 @@ use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
-use crate::weights::weight_places;
+use crate::weights::{is_multiplied, weight_places};
 use chunk::{Chunk, Routines};
 
 /// Where things happen within the work on one micro-batch: on the calls of all chunks.
@@ -102,10 +102,15 @@ impl<'a> Class<'a> {
             let planned =
                 planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            // What the loss is made of is large, and not kept for later.
+            // What the loss is made of is large, and not kept for later; gradients of biases and
+            // norms take little time, and would need what is large.
             let splits = pipeline.splits() && !is_last;
-            let is_weight = |operand: &Operand| splits && matches!(operand, Operand::Weight(_));
-            let is_late: Vec<bool> = call.operands.iter().map(is_weight).collect();
+            let function = module.function(&call.function).filter(|_| splits);
+            let is_late = |(at, operand): (usize, &Operand)| {
+                let is_multiplied = function.is_some_and(|function| is_multiplied(function, at));
+                matches!(operand, Operand::Weight(_)) && is_multiplied
+            };
+            let is_late: Vec<bool> = call.operands.iter().enumerate().map(is_late).collect();
             let decisions =
                 LayerDecisions { is_late: &is_late, ..LayerDecisions::of(planned, number) };
             let rounded = rounded_gradients(call, &plan.precision);

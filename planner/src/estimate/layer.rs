@@ -94,6 +94,7 @@ struct Lowered {
     backward_launches: f64,
     saved: f64,
     saved_attention: f64,
+    put_off: f64,
     working: f64,
     freed: f64,
     late: f64,
@@ -114,6 +115,7 @@ impl Lowered {
         self.forward_launches += part.forward_launches;
         self.backward_launches += part.backward_launches;
         self.saved += part.saved;
+        self.put_off += part.put_off;
         self.late += part.late;
         self.tensors += part.tensors;
         self.moments += part.moments;
@@ -233,6 +235,7 @@ impl Lowering<'_> {
             forward_again: forward,
             saved_bytes: sum.saved,
             saved_attention_bytes: recomputed.dropped_bytes,
+            put_off_bytes: sum.put_off,
             tensors: sum.tensors,
             moments: sum.moments,
             frozen_bytes: sum.frozen,
@@ -381,6 +384,7 @@ impl Lowering<'_> {
             * self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
             * self.rates.weight_factor;
         let input = if cut == Cut::Rows { tokens * k } else { self.stream_tokens() * k };
+        let result = if cut == Cut::Rows { self.stream_tokens() } else { tokens } * n * self.e();
         let mut lowered = Lowered {
             forward: products(time(tokens, n, k)),
             backward: products(time(tokens, k, n) + weight_s),
@@ -389,7 +393,8 @@ impl Lowering<'_> {
             backward_launches: 2.0,
             // In one-byte arithmetic the cast input is kept.
             saved: input * self.e().min(arithmetic.operand_bytes()),
-            result: if cut == Cut::Rows { self.stream_tokens() } else { tokens } * n * self.e(),
+            put_off: input * self.e() + result,
+            result,
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
             tensors: if bias { 2.0 } else { 1.0 },
             // The input and its cotangent are whole for a while where ranks keep parts.
@@ -582,6 +587,7 @@ impl Lowering<'_> {
             forward_launches: 30.0 + alone * (2.0 + 6.0 * casts),
             backward_launches: 38.0 + alone * (4.0 + 10.0 * casts),
             saved: routed * self.e() * (h + inner + f) + tokens * h * self.e(),
+            put_off: routed * self.e() * (2.0 * h + inner + f),
             working: routed * h * self.e(),
             parameters: [h * f64::from(count), expert_parameters],
             tensors: 1.0 + local * if gated { 3.0 } else { 2.0 },

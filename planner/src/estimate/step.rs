@@ -252,11 +252,14 @@ impl Terms<'_> {
                 // On the first stage 1 + (p−1)/(p v) of p, as in Korthikanti et al. 2022, 4.2.3.
                 (p + (p - 1.0 - 2.0 * i) / v).min(m)
             }
-            Schedule::OneForwardOneBackward => (p - i).min(m),
-            // What waits for its gradients of weights is held too: as many on each stage (Qi et
-            // al. 2023, table 2).
-            Schedule::ZeroBubbleH1 => p.min(m),
-            Schedule::ZeroBubbleH2 => (2.0 * p - 1.0).min(m),
+            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => (p - i).min(m),
+            Schedule::ZeroBubbleH2 => (2.0 * (p - i) - 1.0).min(m),
+        };
+        // Those that wait for their gradients of weights (Qi et al. 2023, figures 2 and 3).
+        let waiting = match c.schedule {
+            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
+            Schedule::ZeroBubbleH1 => i.min(m - in_flight),
+            Schedule::ZeroBubbleH2 => (2.0 * i).min(m - in_flight),
         };
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
         let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
@@ -268,9 +271,9 @@ impl Terms<'_> {
         };
         let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage);
         let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
-        let kept = stage.saved * (in_flight - 1.0);
-        let activations_bytes =
-            kept * on_device(c.offload.activations) + stage.saved + stage.sent * in_flight;
+        let kept = stage.saved * (in_flight - 1.0) + stage.put_off * waiting;
+        let sent = stage.sent * (in_flight + waiting);
+        let activations_bytes = kept * on_device(c.offload.activations) + stage.saved + sent;
         // Each is at its peak when the other is not there.
         let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
         let working = stage.working.max(stage.end_working).max(pieces);
@@ -290,7 +293,7 @@ impl Terms<'_> {
             working_bytes: working,
             freed_bytes: stage.working.min(stage.end_working)
                 + stage.freed
-                + stage.late_bytes(c, in_flight),
+                + stage.late_bytes(c, in_flight + waiting),
             reserve_bytes: self.profile.reserve_bytes + unused,
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),

@@ -7,7 +7,7 @@ use ir::program::{Contents, Feed};
 use ir::{DType, ValueId};
 
 use super::Class;
-use super::chunk::{Chunk, Item, Room};
+use super::chunk::{Chunk, Item, Room, Until};
 use super::update::SCALARS;
 use crate::calls::Operand;
 use crate::routines::Layer;
@@ -21,13 +21,12 @@ impl Class<'_> {
         for chunk in 0..self.chunks.len() {
             self.allocate_chunk(chunk);
         }
-        if self.is_alone() {
-            let chunk = &mut self.chunks[0];
-            for room in std::mem::take(&mut chunk.rooms) {
-                let buffer = room.allocate(&mut self.store, room.span);
-                chunk.buffers.insert((room.item, 0), buffer);
+        let is_alone = self.is_alone();
+        for chunk in &mut self.chunks {
+            let is_shared = |room: &mut Room| is_alone || room.until == Until::SamePass;
+            for room in chunk.rooms.extract_if(.., is_shared) {
+                chunk.shared.insert(room.item, room.allocate(&mut self.store, room.span));
             }
-            return;
         }
         self.allocate_rooms(pipeline);
     }
@@ -154,21 +153,18 @@ impl Class<'_> {
         let from = here.iter().filter(|_| !elsewhere).map(|c| backward(*c)).min();
         let [start, end] = [0, chunk.own.len()].map(|call| clock.passed(chunk.before + call));
         let of_cotangent = (from.unwrap_or(end), producer.map_or(start, backward));
-        let item = Item::Value(value);
-        let room = |item, name: String, span| {
-            let (sizes, is_late) = (sizes.clone(), chunk.is_late(item));
-            Room { item, name, dtype, sizes, span, is_late }
+        let is_read = (0..chunk.own.len()).any(|call| chunk.backward_reads(call, value));
+        let until = if is_read { Until::Backward } else { Until::SamePass };
+        let room = |item, name: String, span, until| {
+            let until = if chunk.is_late(item) { Until::Weights } else { until };
+            Room { item, name, dtype, sizes: sizes.clone(), span, until }
         };
-        let own = room(item, name.to_owned(), (first, last));
-        let of_gradient = room(Item::Cotangent(value), format!("d.{name}"), of_cotangent);
-        self.chunks[at].rooms.push(own);
-        if of_gradient.is_late {
-            self.chunks[at].rooms.push(of_gradient);
-            return;
-        }
-        let name = format!("d.{name}");
-        let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, of_cotangent);
-        self.chunks[at].cotangents.insert(value, buffer);
+        let of_gradient = format!("d.{name}");
+        let rooms = [
+            room(Item::Value(value), name.to_owned(), (first, last), until),
+            room(Item::Cotangent(value), of_gradient, of_cotangent, Until::SamePass),
+        ];
+        self.chunks[at].rooms.extend(rooms);
     }
 
     /// Room for what passes through a slot of a call.
@@ -206,8 +202,9 @@ impl Class<'_> {
             let name = &forward.value(forward.results[result]).name;
             let name = format!("{}.{name}", own[call].function);
             let item = Item::Kept(call, result);
-            let is_late = self.chunks[at].is_late(item);
-            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span, is_late });
+            let until =
+                if self.chunks[at].is_late(item) { Until::Weights } else { Until::Backward };
+            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span, until });
         }
         let backward = &layer.halves.backward;
         let results = backward.results.iter().enumerate();
@@ -219,7 +216,7 @@ impl Class<'_> {
                 dtype: ty.dtype,
                 sizes: ty.sizes().expect("local sizes are bound"),
                 span,
-                is_late: true,
+                until: Until::Weights,
             };
             self.chunks[at].rooms.push(room);
         }

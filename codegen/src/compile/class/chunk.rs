@@ -49,10 +49,21 @@ pub(super) struct Room {
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) sizes: Vec<usize>,
-    /// When it is taken, if there is never more than one micro-batch.
+    /// When a micro-batch needs it, if it is alone.
     pub(super) span: (usize, usize),
-    /// Whether it lasts until the late gradients of weights.
-    pub(super) is_late: bool,
+    /// How long it lasts.
+    pub(super) until: Until,
+}
+
+/// The last pass of a micro-batch that needs something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// That which makes it.
+    SamePass,
+    /// The backward pass.
+    Backward,
+    /// The late gradients of weights.
+    Weights,
 }
 
 impl Room {
@@ -73,8 +84,8 @@ impl Room {
     pub(super) fn ends(&self, turn: Turn) -> bool {
         match turn {
             Turn::Forward { .. } => false,
-            Turn::Backward { .. } => !self.is_late,
-            Turn::Weights { .. } => self.is_late,
+            Turn::Backward { .. } => self.until == Until::Backward,
+            Turn::Weights { .. } => self.until == Until::Weights,
         }
     }
 
@@ -108,9 +119,11 @@ pub(super) struct Chunk<'a> {
     pub(super) feeds: BTreeSet<Feed>,
     /// What each micro-batch needs, until it is allocated.
     pub(super) rooms: Vec<Room>,
-    /// What each micro-batch has; where there is never more than one, it has the number 0.
+    /// What micro-batches have that they need in one turn only, or that are never in flight at
+    /// once.
+    pub(super) shared: BTreeMap<Item, BufferId>,
+    /// What each micro-batch has of its own.
     pub(super) buffers: BTreeMap<(Item, usize), BufferId>,
-    pub(super) cotangents: BTreeMap<ValueId, BufferId>,
 }
 
 impl<'a> Chunk<'a> {
@@ -142,8 +155,8 @@ impl<'a> Chunk<'a> {
                 in_flight,
                 feeds: BTreeSet::new(),
                 rooms: Vec::new(),
+                shared: BTreeMap::new(),
                 buffers: BTreeMap::new(),
-                cotangents: BTreeMap::new(),
             });
         }
         Ok(chunks)
@@ -155,14 +168,8 @@ impl<'a> Chunk<'a> {
 
     /// Where something of a micro-batch lies.
     pub(super) fn buffer(&self, item: Item, microbatch: usize) -> BufferId {
-        let of_all = || self.buffers[&(item, 0)];
-        self.buffers.get(&(item, microbatch)).copied().unwrap_or_else(of_all)
-    }
-
-    /// Where the gradient of a value lies.
-    pub(super) fn cotangent(&self, value: ValueId, microbatch: usize) -> BufferId {
-        let of_all = self.cotangents.get(&value).copied();
-        of_all.unwrap_or_else(|| self.buffer(Item::Cotangent(value), microbatch))
+        let shared = self.shared.get(&item).copied();
+        shared.unwrap_or_else(|| self.buffers[&(item, microbatch)])
     }
 
     /// The values that a neighbour makes or takes, and its stage.

@@ -105,7 +105,10 @@ impl Class<'_> {
             self.feed_all(chunk, microbatch, true, steps);
         }
         for (value, from) in chunk.exchanged(Side::After) {
-            steps.push(Step::Receive { from, buffer: chunk.cotangent(value, microbatch) });
+            steps.push(Step::Receive {
+                from,
+                buffer: chunk.buffer(Item::Cotangent(value), microbatch),
+            });
         }
         for call in (0..chunk.own.len()).rev() {
             let layer = chunk.layer(call);
@@ -120,7 +123,7 @@ impl Class<'_> {
             }
         }
         for (value, to) in chunk.exchanged(Side::Before) {
-            steps.push(Step::Send { to, buffer: chunk.cotangent(value, microbatch) });
+            steps.push(Step::Send { to, buffer: chunk.buffer(Item::Cotangent(value), microbatch) });
         }
         Ok(())
     }
@@ -180,15 +183,11 @@ impl Class<'_> {
     ) -> Result<Vec<BufferId>, String> {
         let (own, layer) = (&chunk.own[call], chunk.layer(call));
         let mut buffers = Vec::new();
-        for param in &layer.differentiable {
-            let operand = own.operands[*param];
-            let has_late = layer.weights.is_some() && matches!(operand, Operand::Weight(_));
-            if has_late != is_late {
-                continue;
-            }
-            buffers.push(match operand {
+        let params = layer.differentiable.iter().zip(&layer.is_late);
+        for (param, _) in params.filter(|(_, late)| **late == is_late) {
+            buffers.push(match own.operands[*param] {
                 Operand::Weight(weight) => self.store.grad(weight),
-                Operand::Value(value) => chunk.cotangent(value, microbatch),
+                Operand::Value(value) => chunk.buffer(Item::Cotangent(value), microbatch),
                 Operand::Tokens
                 | Operand::Labels
                 | Operand::Documents
@@ -213,7 +212,7 @@ impl Class<'_> {
         match self.calls.results.iter().position(|r| *r == value) {
             Some(0) => self.store.constant(1),
             Some(_) => self.store.constant(0),
-            None => chunk.cotangent(value, microbatch),
+            None => chunk.buffer(Item::Cotangent(value), microbatch),
         }
     }
 }
