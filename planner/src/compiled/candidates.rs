@@ -14,6 +14,8 @@ use crate::limits::{Decision, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NON
 
 /// Ways to cut the calls into stages that are all tried. Chosen: 14 calls in 4 stages are 286.
 const CUTS_MAX: usize = 512;
+/// As [`CUTS_MAX`], into interleaved chunks. Chosen: they add few candidates.
+const CHUNK_CUTS_MAX: usize = 16;
 
 type Bounded = Vec<(Candidate, Bound)>;
 
@@ -110,7 +112,8 @@ fn add_cuts(
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
     let microbatches = job.global_batch_size / key.dp / key.microbatch_size;
     let chunks = chunks(job, mesh, microbatches, seconds.len()).into_iter();
-    for stage_ends in chunks.flat_map(|chunks| cuts(&seconds, mesh.pp * chunks)) {
+    let most = |chunks| if chunks == 1 { CUTS_MAX } else { CHUNK_CUTS_MAX };
+    for stage_ends in chunks.flat_map(|chunks| cuts(&seconds, mesh.pp * chunks, most(chunks))) {
         for zero in zeros(job, mesh) {
             let candidate = Candidate {
                 mesh,
@@ -202,13 +205,13 @@ fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
     sets
 }
 
-/// Ways to cut calls into stages or chunks: all of them where they are few, else an even and a
-/// balanced one.
-fn cuts(seconds: &[f64], stages: usize) -> Vec<Vec<usize>> {
+/// Ways to cut calls into stages or chunks: all of them where they are no more than `most`, else an
+/// even and a balanced one.
+fn cuts(seconds: &[f64], stages: usize, most: usize) -> Vec<Vec<usize>> {
     let calls = seconds.len();
     // Binomial coefficient: choose where the other stages end. Each partial product divides evenly.
     let count = (1..stages).try_fold(1usize, |n, i| Some(n.checked_mul(calls - i)? / i));
-    if count.is_some_and(|count| count <= CUTS_MAX) {
+    if count.is_some_and(|count| count <= most) {
         return all_cuts(calls, stages);
     }
     let mut cuts = vec![even_cut(calls, stages), balanced_cut(seconds, stages)];

@@ -94,7 +94,7 @@ struct Lowered {
     backward_launches: f64,
     saved: f64,
     saved_attention: f64,
-    put_off: f64,
+    put_off: [f64; 2],
     working: f64,
     freed: f64,
     late: f64,
@@ -115,11 +115,11 @@ impl Lowered {
         self.forward_launches += part.forward_launches;
         self.backward_launches += part.backward_launches;
         self.saved += part.saved;
-        self.put_off += part.put_off;
         self.late += part.late;
         self.tensors += part.tensors;
         self.moments += part.moments;
         for at in 0..2 {
+            self.put_off[at] += part.put_off[at];
             self.parameters[at] += part.parameters[at];
             self.frozen[at] += part.frozen[at];
         }
@@ -393,7 +393,7 @@ impl Lowering<'_> {
             backward_launches: 2.0,
             // In one-byte arithmetic the cast input is kept.
             saved: input * self.e().min(arithmetic.operand_bytes()),
-            put_off: input * self.e() + result,
+            put_off: [input * self.e(), result],
             result,
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
             tensors: if bias { 2.0 } else { 1.0 },
@@ -587,7 +587,7 @@ impl Lowering<'_> {
             forward_launches: 30.0 + alone * (2.0 + 6.0 * casts),
             backward_launches: 38.0 + alone * (4.0 + 10.0 * casts),
             saved: routed * self.e() * (h + inner + f) + tokens * h * self.e(),
-            put_off: routed * self.e() * (2.0 * h + inner + f),
+            put_off: [h + f, inner + h].map(|width| routed * self.e() * width),
             working: routed * h * self.e(),
             parameters: [h * f64::from(count), expert_parameters],
             tensors: 1.0 + local * if gated { 3.0 } else { 2.0 },

@@ -187,7 +187,7 @@ pub struct LayerPrice {
     pub saved_attention_bytes: f64,
     /// Bytes that the gradients of weights need, where they are put off: what products read, and
     /// the gradients of their results (Qi et al. 2023, table 1).
-    pub put_off_bytes: f64,
+    pub put_off_bytes: [f64; 2],
     /// Bytes of the input: what full recomputation keeps.
     pub input_bytes: f64,
     /// Bytes that are needed beside what is kept, at the peak of the layer.

@@ -22,7 +22,7 @@ pub(super) struct Stage {
     pub(super) backward_late_s: f64,
     pub(super) weight_s: f64,
     pub(super) saved: f64,
-    pub(super) put_off: f64,
+    pub(super) put_off: [f64; 2],
     pub(super) sent: f64,
     pub(super) working: f64,
     pub(super) end_working: f64,
@@ -206,7 +206,8 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
     stage.saved += saved;
     if whole.is_some() {
         // The layer of the loss puts nothing off.
-        stage.put_off += price.put_off_bytes * count;
+        let put_off = stage.put_off.iter_mut().zip(price.put_off_bytes);
+        put_off.for_each(|(sum, bytes)| *sum += bytes * count);
         stage.working = stage.working.max(working);
     } else {
         stage.end_working = stage.end_working.max(working);

@@ -256,6 +256,7 @@ impl Terms<'_> {
             Schedule::ZeroBubbleH2 => (2.0 * (p - i) - 1.0).min(m),
         };
         // Those that wait for their gradients of weights (Qi et al. 2023, figures 2 and 3).
+        let splits = matches!(c.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2);
         let waiting = match c.schedule {
             Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
             Schedule::ZeroBubbleH1 => i.min(m - in_flight),
@@ -271,7 +272,10 @@ impl Terms<'_> {
         };
         let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage);
         let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
-        let kept = stage.saved * (in_flight - 1.0) + stage.put_off * waiting;
+        let [read, made] = stage.put_off;
+        // Those that a backward pass makes are there beside what it reads.
+        let made = if splits { made * (waiting + 1.0).min(m) } else { 0.0 };
+        let kept = stage.saved * (in_flight - 1.0) + read * waiting + made;
         let sent = stage.sent * (in_flight + waiting);
         let activations_bytes = kept * on_device(c.offload.activations) + stage.saved + sent;
         // Each is at its peak when the other is not there.

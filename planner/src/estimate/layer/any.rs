@@ -94,7 +94,8 @@ impl Lowering<'_> {
             forward_launches: 1.0,
             backward_launches: 2.0,
             saved: self.saved(saves),
-            put_off: if weighted { batch * rows * (k + n) * self.e() } else { 0.0 },
+            put_off: [k, n]
+                .map(|width| if weighted { batch * rows * width * self.e() } else { 0.0 }),
             result: batch * rows * n * self.e(),
             // The cotangents of the input and of the result.
             working: batch * rows * (k + n) * self.e(),
