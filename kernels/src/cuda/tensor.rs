@@ -20,6 +20,7 @@
 //! 3. TF32 and FP8 in the same tiles; adjacent threads copy F32 along k also where it is strided.
 //! 4. one block per slice of k also of wide products, where they have fewer tiles than there are
 //!    multiprocessors.
+//! 5. quads exchange pairs of columns, and store whole sectors (`quads`).
 
 use std::fmt;
 
@@ -30,6 +31,7 @@ use ir::target::Arch;
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
+use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::slices::{Stored, has_runs, print_block, run, workspace};
 use super::text::{Text, element, line};
@@ -91,6 +93,8 @@ pub struct TensorTile {
     pub shape: BlockShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// How sums are stored, there or to the result.
+    pub store: QuadStore,
 }
 
 /// What the elements of both operands are to tensor cores.
@@ -216,6 +220,23 @@ fn width(along: &[[usize; 2]], others: &[&[[usize; 2]]]) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
+/// Elements at whose multiples all rows of a result start, eight at most, where their elements are
+/// adjacent. Those of several loops end there too.
+fn alignment_of_rows(loops: &Loops) -> usize {
+    let columns = &loops.n[1];
+    let Some(last) = columns.iter().rposition(|[size, _]| *size > 1) else { return 1 };
+    let [size, stride] = columns[last];
+    if stride != 1 {
+        return 1;
+    }
+    let pieces = columns[..last].iter().filter(|[size, _]| *size > 1);
+    let ends: Vec<usize> = pieces.clone().map(|_| size).collect();
+    let others = loops.batch[2].iter().chain(&loops.m[1]).filter(|[size, _]| *size > 1);
+    let starts = others.chain(pieces).map(|[_, stride]| *stride);
+    let all: Vec<usize> = starts.chain(ends).collect();
+    [8, 4, 2].into_iter().find(|of| all.iter().all(|at| at.is_multiple_of(*of))).unwrap_or(1)
+}
+
 /// An operand as its stages are printed.
 struct StagedOperand<'a> {
     operand: Operand,
@@ -246,8 +267,15 @@ impl TensorTile {
         ];
         let shape = BlockShape::of(product);
         let workspace = workspace(product);
+        let (tiles, columns) = (shape.warp_tile[1] / 8, product.sizes()[2]);
+        let store = match workspace {
+            None => QuadStore::of(product.stored.c, tiles, alignment_of_rows(&loops)),
+            Some(_) => {
+                QuadStore::of(DType::F32, tiles, if columns.is_multiple_of(2) { 2 } else { 1 })
+            }
+        };
         let product = product.clone();
-        TensorTile { product, bias, addend, copies, elements, shape, workspace }
+        TensorTile { product, bias, addend, copies, elements, shape, workspace, store }
     }
 
     /// Threads of a block.
@@ -290,10 +318,8 @@ impl TensorTile {
         }
         if p.accumulate {
             let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
-            self.open_accumulators(&loops, [m, n], text);
             let to = if is_of_bytes { "total" } else { "acc" };
-            line!(text, "{first}{to}[i][j][q] = {}[place];", parameters[2].name());
-            (0..3).for_each(|_| text.end());
+            self.print_old(&loops, [m, n], &format!("{first}{to}"), &parameters[2].name(), text);
         }
         let ahead = stages - 1;
         line!(text, "for (u32 step = 0; step < steps + {ahead}; step += 1) {{");
@@ -363,7 +389,7 @@ impl TensorTile {
 
     /// Prints the addition of accumulators to the sum of runs, to where it goes.
     fn print_sum(&self, to: &str, text: &mut Text) {
-        self.open_registers(text);
+        self.open_registers(QuadStore { dtype: DType::F32, width: 1 }, text);
         line!(text, "{to}[i][j][q] = total[i][j][q] + acc[i][j][q];");
         if to != "acc" {
             line!(text, "acc[i][j][q] = 0;");
@@ -403,23 +429,52 @@ impl TensorTile {
         text.end();
     }
 
-    /// Opens the loops over a thread's accumulators.
-    fn open_registers(&self, text: &mut Text) {
+    /// Opens the loops over a thread's accumulators, `j` over the first tiles of vectors.
+    fn open_registers(&self, store: QuadStore, text: &mut Text) {
         let [warp_m, warp_n] = self.shape.warp_tile;
-        for (name, count) in [("i", warp_m / 16), ("j", warp_n / 8), ("q", 4)] {
+        let of_row = store.width.min(2);
+        for (name, count, step) in
+            [("i", warp_m / 16, 1), ("j", warp_n / 8, store.tiles()), ("q", 4, of_row)]
+        {
             line!(text, "UNROLL");
-            line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
+            line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += {step}) {{");
         }
     }
 
-    /// The same, with their indices and places in the result.
-    fn open_accumulators(&self, loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
-        self.open_registers(text);
+    /// Prints the indices of a vector, and its place in the result.
+    fn print_place(store: QuadStore, loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
         line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
-        line!(text, "const u64 n = block_n + warp_n + j * 8 + lane % 4 * 2 + q % 2;");
+        line!(text, "const u64 n = block_n + warp_n + j * 8 + {};", store.column());
         line!(text, "if (m >= {m} || n >= {n}) continue;");
         let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
+    }
+
+    /// Prints the loads of what a result holds, which is of F32.
+    fn print_old(&self, loops: &Loops, sizes: [usize; 2], to: &str, buffer: &str, text: &mut Text) {
+        let loads = QuadStore::of(DType::F32, 1, alignment_of_rows(loops));
+        self.open_registers(loads, text);
+        Self::print_place(loads, loops, sizes, text);
+        match loads.width {
+            1 => line!(text, "{to}[i][j][q] = {buffer}[place];"),
+            width => {
+                let columns = sizes[1];
+                if !columns.is_multiple_of(width) {
+                    line!(text, "if (n + {width} > {columns}) {{");
+                    line!(text, "{to}[i][j][q] = {buffer}[place];");
+                    line!(text, "continue;");
+                    text.end();
+                }
+                line!(
+                    text,
+                    "const Vector<float, 2> old = load_vector<float, 2>({buffer} + place);"
+                );
+                for e in [0, 1] {
+                    line!(text, "{to}[i][j][q + {e}] = old.x[{e}];");
+                }
+            }
+        }
+        (0..3).for_each(|_| text.end());
     }
 
     fn print_epilogue(
@@ -428,17 +483,26 @@ impl TensorTile {
         (parameters, sizes): (&[Parameter], [usize; 2]),
         text: &mut Text,
     ) {
-        self.open_accumulators(loops, sizes, text);
-        match self.workspace {
-            None => {
-                let added = [self.bias, self.addend];
-                let stored = Stored { product: &self.product, added, parameters, at: 2 };
-                stored.print("acc[i][j][q]", "n", text);
-            }
-            Some(at) => {
+        let store = self.store;
+        self.open_registers(store, text);
+        if store.width > 1 {
+            let sums = |tile: &str| [0, 1].map(|e| format!("acc[i][j + {tile}][q + {e}]"));
+            store.print_vector("x", sums, text);
+        }
+        Self::print_place(store, loops, sizes, text);
+        let added = [self.bias, self.addend];
+        let stored = Stored { product: &self.product, added, parameters, at: 2 };
+        match (self.workspace, store.width) {
+            (None, 1) => stored.print("acc[i][j][q]", "n", text),
+            (None, width) => stored.print_vector(width, sizes[1], text),
+            (Some(at), width) => {
                 let ([batch, ..], [m, n]) = (self.product.sizes(), sizes);
                 let place = format!("((slice * {batch}ULL + batch) * {m} + m) * {n} + n");
-                line!(text, "{}[{place}] = acc[i][j][q];", parameters[at].name());
+                let to = parameters[at].name();
+                match width {
+                    1 => line!(text, "{to}[{place}] = acc[i][j][q];"),
+                    _ => line!(text, "store_vector({to} + {place}, x);"),
+                }
             }
         }
         (0..3).for_each(|_| text.end());
@@ -492,10 +556,10 @@ impl fmt::Display for TensorTile {
             Elements::Tf32 => write!(f, ", rounded to TF32")?,
             Elements::Bytes => write!(f, ", two bytes a unit")?,
         }
-        match self.workspace {
-            Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
-            None => Ok(()),
+        if self.workspace.is_some() {
+            write!(f, ", {} slices of k", self.product.tiling.split)?;
         }
+        write!(f, ", stored by {}", self.store.width)
     }
 }
 

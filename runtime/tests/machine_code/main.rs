@@ -205,6 +205,8 @@ fn expectations() -> Vec<Expected> {
         has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG"],
         ..by_wgmma(what, kernel)
     };
+    let stored_by_quads =
+        |what, kernel| Expected { wide: &["LDGSTS", "STG"], ..by_mma(what, kernel) };
     let stream = |what, kernel| Expected {
         what,
         archs: &[Arch::Sm80, Arch::Sm90a],
@@ -221,8 +223,8 @@ fn expectations() -> Vec<Expected> {
         Instr::Binary { op: BinaryOp::Div, a: 5, b: 6 },
     ];
     let mut all = vec![
-        by_mma("product by rows", product(256, false)),
-        by_mma("product by columns", product(256, true)),
+        stored_by_quads("product by rows", product(256, false)),
+        stored_by_quads("product by columns", product(256, true)),
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
         by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
