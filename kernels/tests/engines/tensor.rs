@@ -81,7 +81,7 @@ fn contracted(p: &Product) -> Vec<[usize; 2]> {
 }
 
 /// One step from a number to the next of its type.
-fn ulp(dtype: DType, x: f64) -> f64 {
+pub(crate) fn ulp(dtype: DType, x: f64) -> f64 {
     let bits = match dtype {
         DType::BF16 => 8,
         DType::F16 => 11,
