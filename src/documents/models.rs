@@ -191,7 +191,13 @@ pub struct Report {
 pub struct Kernels {
     /// Architectures that it has the text of kernels for, as `gantline.compile` names them.
     pub archs: Vec<String>,
-    /// Kernels: text, launches, bytes, flops, functions, least seconds by device.
+    /// The compiler by which `resources` are known, such as `NVRTC 12.9`; null where they are not.
+    pub compiler: Option<String>,
+    /// Why they are not known.
+    pub why_not_compiled: Option<String>,
+    /// Kernels: text, launches, bytes, flops, functions, least seconds by device; `resources` of
+    /// each architecture: of each function its registers, spilled bytes, shared memory and
+    /// occupancy, which are null where they are not known.
     pub kernels: Vec<Value>,
 }
 

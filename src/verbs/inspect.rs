@@ -2,6 +2,7 @@
 
 mod compiled;
 mod kernels;
+mod resources;
 
 use std::collections::BTreeMap;
 
@@ -36,7 +37,8 @@ pub struct Args {
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
-    /// Of a .gtl that was compiled for GPUs: each device function, and what it takes at least
+    /// Of a .gtl that was compiled for GPUs: each device function, what it takes at least, and
+    /// where NVRTC is installed its registers, shared memory and occupancy
     #[arg(long)]
     pub kernels: bool,
     /// Say what rewriting makes of each function, by which rules, and what is launched then

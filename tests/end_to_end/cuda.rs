@@ -126,9 +126,10 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     }
     let least = |kernel: &serde_json::Value, device: &str| kernel["least_s"][device].as_f64();
     assert!(kernels.iter().all(|kernel| least(kernel, "h100") <= least(kernel, "a100")));
-    assert!(
-        scratch.answer("inspect a.gtl --kernels").contains("one warp per query, one lane per key")
-    );
+    assert_resources_fit(&told);
+    let page = without_nvrtc(&scratch, "inspect a.gtl --kernels");
+    assert!(page.contains("one warp per query, one lane per key"), "{page}");
+    assert!(page.contains("occupancy: not known; no compiler of CUDA C++"), "{page}");
     scratch.answer("compile tiny --ranks 2 --gbs 2 -o cpu.gtl");
     for (line, code, says) in [
         ("run a.gtl", 7, "without `--arch`"),
@@ -141,6 +142,54 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
         assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
         assert!(errors.contains(says), "{line}: {errors}");
     }
+}
+
+/// The answer of a command that finds no NVRTC, which saves the time that compiling takes too.
+fn without_nvrtc(scratch: &Scratch, line: &str) -> String {
+    let output = scratch.command(&[], line).env("GANTLINE_NVRTC", "nowhere").output();
+    let output = output.expect("the program starts");
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("answers are UTF-8")
+}
+
+/// Where they are known, as many blocks are resident as an architecture has threads, registers and
+/// shared memory for, and no more; nothing is spilled. Where not, no number is given.
+fn assert_resources_fit(told: &serde_json::Value) {
+    let is_known = told["compiler"].is_string();
+    assert!(is_known || std::env::var_os("GANTLINE_REQUIRE_NVRTC").is_none(), "{told:#}");
+    let mut count = 0;
+    for kernel in told["kernels"].as_array().expect("a list") {
+        for (arch, shared_bytes) in [("sm_80", 164 << 10), ("sm_90a", 228 << 10)] {
+            for function in kernel["resources"][arch].as_array().expect("a list") {
+                let number = |name: &str| function[name].as_u64();
+                if !is_known {
+                    assert!(number("registers").or(number("shared_bytes")).is_none(), "{function}");
+                    continue;
+                }
+                count += 1;
+                let of = |name: &str| number(name).unwrap_or_else(|| panic!("{name}: {function}"));
+                let name = &function["name"];
+                let mut all = kernel["functions"].as_array().expect("a list").iter();
+                let threads = all.find(|of| of["name"] == *name).map(|of| of["threads"].as_u64());
+                // Functions of sm_90a may be others than those that are listed.
+                let Some(Some(threads)) = threads.filter(|_| arch == "sm_80") else { continue };
+                let fits = |blocks: u64| {
+                    let registers = of("registers").next_multiple_of(8) * threads;
+                    let shared = (of("shared_bytes") + 1024).next_multiple_of(128);
+                    blocks * threads <= 2048
+                        && blocks * registers <= 65536
+                        && blocks * shared <= shared_bytes
+                        && blocks <= 32
+                };
+                let blocks = of("blocks_per_multiprocessor");
+                assert!(blocks > 0 && fits(blocks) && !fits(blocks + 1), "{function}");
+                assert_eq!(of("spill_bytes"), 0, "{function}");
+                let share = (blocks * threads) as f64 / 2048.0;
+                assert_eq!(function["occupancy"].as_f64(), Some(share), "{function}");
+            }
+        }
+    }
+    assert!(!is_known || count > 20, "{count} functions");
 }
 
 /// A plan that is searched for GPUs' kernels predicts the arena of their programs, whatever layers
@@ -185,7 +234,10 @@ fn a_file_for_gpus_may_round_products_to_tf32() {
     }
     let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("the file is there");
     assert_eq!(read("a.gtl"), read("b.gtl"));
-    let kernels = |name: &str| scratch.json(&format!("inspect {name}.gtl --kernels --json"));
+    let kernels = |name: &str| -> serde_json::Value {
+        let told = without_nvrtc(&scratch, &format!("inspect {name}.gtl --kernels --json"));
+        serde_json::from_str(&told).expect("the answer is one document")
+    };
     let [rounded, exact] = ["a", "exact"].map(kernels);
     let of = |told: &serde_json::Value| told["kernels"].as_array().expect("a list").clone();
     let mut count = 0;

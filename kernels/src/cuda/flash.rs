@@ -14,6 +14,7 @@
 //! Versions:
 //! 1. exponentials by `ex2.approx`; one barrier per tile of keys; K and V are waited for together;
 //!    the result is stored by 4 bytes.
+//! 2. quads exchange pairs of columns, and store whole sectors (`quads`).
 
 use std::fmt;
 
@@ -21,6 +22,7 @@ use ir::DType;
 
 use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
 use super::parameter::Parameter;
+use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;
@@ -34,7 +36,7 @@ pub(super) const SHARED_ELEMENTS: usize = 48 * 1024 / 2;
 /// Fewest queries. Chosen: one tile of `mma.sync`, below which the tile is mostly empty.
 const QUERIES_MIN: usize = 16;
 /// Elements of a vector of 16 bytes.
-const VECTOR: usize = 8;
+pub(super) const VECTOR: usize = 8;
 
 /// The forward pass, each tile of queries of a head by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -421,36 +423,38 @@ impl FlashTile {
         Self::open_rows(self.row_tiles(), text);
         let row = self.row("r");
         let state = ["row_sum[i][r]", "row_max[i][r]"];
-        let numbers = [0, 1].map(|e| format!("acc[i][n][2 * r + {e}]"));
-        print_stored_row(a, names, [memory, &row], state, &numbers, text);
+        let numbers = |n: &str| [0, 1].map(|e| format!("acc[i][{n}][2 * r + {e}]"));
+        print_stored_row(a, names, &row, state, numbers, text);
         Self::close_rows(text);
     }
 }
 
-/// Prints how four threads store the result of their row, and the log of its sum. `state` is the
-/// sum of a thread's weights and the largest score of the row, `numbers` the two accumulators of
-/// the `n`-th columns.
+/// Prints how a quad stores the result of its row, and the log of its sum. `state` is the sum of a
+/// thread's weights and the largest score of the row, `numbers` gives the two accumulators of the
+/// columns of that number.
 pub(super) fn print_stored_row(
     a: &Attention,
     names: &Names,
-    [memory, row]: [&str; 2],
+    row: &str,
     [row_sum, row_max]: [&str; 2],
-    numbers: &[String; 2],
+    numbers: impl Fn(&str) -> [String; 2],
     text: &mut Text,
 ) {
     line!(text, "float sum = {row_sum};");
     line!(text, "sum = sum + shuffle_xor(sum, 1);");
     line!(text, "sum = sum + shuffle_xor(sum, 2);");
     line!(text, "const u32 row = {row};");
-    line!(text, "if (first_query + row >= {}) continue;", a.queries);
+    line!(text, "const bool is_there = first_query + row < {};", a.queries);
     line!(text, "const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;");
+    let columns = a.dim / 8;
+    let store = QuadStore::of(a.dtype, columns, VECTOR);
     line!(text, "UNROLL");
-    line!(text, "for (u32 n = 0; n < {}; n += 1) {{", a.dim / 8);
-    line!(text, "Vector<{memory}, 2> x;");
-    for (e, number) in numbers.iter().enumerate() {
-        line!(text, "x.x[{e}] = Store<{memory}>::of({number} * inverse);");
-    }
-    line!(text, "store_vector(out + row * {}ULL + n * 8 + lane % 4 * 2, x);", a.out[1]);
+    line!(text, "for (u32 n = 0; n < {columns}; n += {}) {{", store.tiles());
+    let scaled =
+        |tile: &str| numbers(&format!("(n + {tile})")).map(|number| format!("{number} * inverse"));
+    store.print_vector("x", scaled, text);
+    let place = format!("out + row * {}ULL + n * 8 + {}", a.out[1], store.column());
+    line!(text, "if (is_there) store_vector({place}, x);");
     text.end();
     let Some(lse) = &names.lse else { return };
     let natural = if is_plain(a) { a.scale } else { 1.0 };
@@ -458,7 +462,7 @@ pub(super) fn print_stored_row(
     let [lowest, natural] = [f64::NEG_INFINITY, natural].map(|value| number(DType::F32, value));
     line!(
         text,
-        "if (lane % 4 == 0) {lse}[{place}] = sum == 0.0f ? {lowest} : \
+        "if (is_there && lane % 4 == 0) {lse}[{place}] = sum == 0.0f ? {lowest} : \
          fmaf({row_max}, {natural}, log_of(sum));"
     );
 }

@@ -11,6 +11,7 @@
 //! Versions:
 //! 1. seven products instead of five, and no atomic operations; fragments of the block's own rows
 //!    are loaded from shared memory in each step; rows of O are reduced by a function before.
+//! 2. quads exchange pairs of columns, and store whole sectors (`quads`).
 
 use std::fmt;
 
@@ -18,9 +19,10 @@ use ir::DType;
 
 use super::attention::{Names, Part, print_head, print_kept, print_scalars, row_of};
 use super::flash::{
-    SHARED_ELEMENTS, WARPS, exponent_factor, is_plain, print_copy, print_score, visible,
+    SHARED_ELEMENTS, VECTOR, WARPS, exponent_factor, is_plain, print_copy, print_score, visible,
 };
 use super::parameter::Parameter;
+use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile};
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;
@@ -399,17 +401,18 @@ impl FlashBackward {
         line!(text, "UNROLL");
         line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
         line!(text, "const u32 row = warp * 16 + lane / 4 + r * 8;");
-        line!(text, "if (first_row + row >= {rows}) continue;");
+        line!(text, "const bool is_there = first_row + row < {rows};");
+        let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
         line!(text, "UNROLL");
-        line!(text, "for (u32 n = 0; n < {}; n += 1) {{", a.dim / 8);
+        line!(text, "for (u32 n = 0; n < {}; n += {}) {{", a.dim / 8, store.tiles());
         for (name, _, strides, _, sums, scale) in &outputs {
-            line!(text, "Vector<{memory}, 2> {name}_pair;");
-            for e in [0, 1] {
-                let x = format!("{sums}[n / 2][0][n % 2][2 * r + {e}]{scale}");
-                line!(text, "{name}_pair.x[{e}] = Store<{memory}>::of({x});");
-            }
-            let place = format!("{name} + row * {}ULL + n * 8 + lane % 4 * 2", strides[1]);
-            line!(text, "store_vector({place}, {name}_pair);");
+            let numbers = |tile: &str| {
+                let at = format!("{sums}[(n + {tile}) / 2][0][(n + {tile}) % 2]");
+                [0, 1].map(|e| format!("{at}[2 * r + {e}]{scale}"))
+            };
+            store.print_vector(&format!("of_{name}"), numbers, text);
+            let place = format!("{name} + row * {}ULL + n * 8 + {}", strides[1], store.column());
+            line!(text, "if (is_there) store_vector({place}, of_{name});");
         }
         text.end();
         text.end();

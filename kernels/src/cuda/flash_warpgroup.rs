@@ -16,6 +16,7 @@
 //! Versions:
 //! 1. tiles of 128 × 128, of 128 × 64 where scores are more than scaled; no order between the
 //!    warpgroups but that of their waits; the result is stored by 4 bytes.
+//! 2. quads exchange pairs of columns, and store whole sectors (`quads`).
 
 use std::fmt;
 
@@ -432,9 +433,9 @@ impl FlashWarpgroup {
         line!(text, "{memory}* out = {};", row_of(&names.out, a.out, "b", "first_query", "h"));
         line!(text, "UNROLL");
         line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
-        let numbers = [0, 1].map(|e| format!("acc[n * 4 + r * 2 + {e}]"));
+        let numbers = |n: &str| [0, 1].map(|e| format!("acc[{n} * 4 + r * 2 + {e}]"));
         let state = ["row_sum[r]", "row_max[r]"];
-        print_stored_row(a, names, [memory, "first_row + r * 8"], state, &numbers, text);
+        print_stored_row(a, names, "first_row + r * 8", state, numbers, text);
         text.end();
     }
 }

@@ -1,5 +1,8 @@
-//! The loops of a product over its three buffers.
+//! The loops of a product over its three buffers, and the borders of an image.
 
+use super::index::coordinate_of;
+use super::text::{Text, line};
+use crate::border::Border;
 use crate::kernel::Product;
 
 /// The loops of a product, as sizes and strides in each of its buffers.
@@ -31,5 +34,43 @@ impl Loops {
                 p.k.iter().map(|l| [l.size, l.b]).collect(),
             ],
         }
+    }
+}
+
+/// Loops of which each goes on where the one inside it ends, as one; those of one point are left
+/// out.
+pub(super) fn joined(loops: &[[usize; 2]]) -> Vec<[usize; 2]> {
+    let mut all: Vec<[usize; 2]> = Vec::new();
+    for [size, stride] in loops.iter().copied().filter(|[size, _]| *size != 1) {
+        match all.last_mut() {
+            Some([outer, step]) if *step == size * stride => {
+                *outer *= size;
+                *step = stride;
+            }
+            _ => all.push([size, stride]),
+        }
+    }
+    all
+}
+
+/// Prints where an element of an image lies along dims with zeros around them, given its indices
+/// along n and k: `place` moves there, and `is_there` becomes false of a zero.
+pub(super) fn print_borders(p: &Product, [n, k]: [&str; 2], text: &mut Text) {
+    let n_sizes: Vec<usize> = p.n.iter().map(|l| l.size).collect();
+    let k_sizes: Vec<usize> = p.k.iter().map(|l| l.size).collect();
+    for (at, border) in p.borders.iter().enumerate() {
+        let n = coordinate_of(&n_sizes, border.n, n);
+        let k = coordinate_of(&k_sizes, border.k, k);
+        let Border { stride, dilation, before, spread, size, step, .. } = border;
+        line!(
+            text,
+            "const i64 p{at} = (i64)({n}) * {stride} + (i64)({k}) * {dilation} - ({before}LL);"
+        );
+        let (is_whole, element) = match spread {
+            1 => (String::new(), format!("p{at}")),
+            _ => (format!(" && p{at} % {spread} == 0"), format!("p{at} / {spread}")),
+        };
+        line!(text, "is_there = is_there && p{at} >= 0{is_whole} && {element} < {size};");
+        line!(text, "place += is_there ? (u64)({element}) * {step} : 0;");
     }
 }

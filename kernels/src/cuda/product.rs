@@ -7,8 +7,8 @@ use std::fmt;
 
 use ir::op::Operands;
 
-use super::index::{coordinate_of, nest};
-use super::loops::Loops;
+use super::index::nest;
+use super::loops::{Loops, print_borders};
 use super::parameter::Parameter;
 use super::slices::Stored;
 use super::text::{Text, element, line};
@@ -142,34 +142,11 @@ impl ProductTile {
             format!("batch_b + ({}) + ({})", nest(&loops.n[0], "n"), nest(&loops.k[1], "k"));
         line!(text, "u64 place = {place};");
         line!(text, "bool is_there = true;");
-        self.borders(text);
+        print_borders(&self.product, ["n", "k"], text);
         line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]);");
         text.end();
         line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = {x};");
         text.end();
-    }
-
-    /// Prints the place of an element of dims with zeros around them.
-    fn borders(&self, text: &mut Text) {
-        let p = &self.product;
-        let n_sizes: Vec<usize> = p.n.iter().map(|l| l.size).collect();
-        let k_sizes: Vec<usize> = p.k.iter().map(|l| l.size).collect();
-        for (at, border) in p.borders.iter().enumerate() {
-            let n = coordinate_of(&n_sizes, border.n, "n");
-            let k = coordinate_of(&k_sizes, border.k, "k");
-            let (stride, dilation, before) = (border.stride, border.dilation, border.before);
-            line!(
-                text,
-                "const i64 p{at} = (i64)({n}) * {stride} + (i64)({k}) * {dilation} - ({before}LL);"
-            );
-            let (spread, size, step) = (border.spread, border.size, border.step);
-            line!(
-                text,
-                "is_there = is_there && p{at} >= 0 && p{at} % {spread} == 0 && p{at} / {spread} < \
-                 {size};"
-            );
-            line!(text, "place += is_there ? (u64)(p{at} / {spread}) * {step} : 0;");
-        }
     }
 
     fn print_epilogue(

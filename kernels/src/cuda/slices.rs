@@ -162,19 +162,52 @@ impl Stored<'_> {
     pub(super) fn print(&self, sum: &str, column: &str, text: &mut Text) {
         let kept = element(self.product.stored.c);
         line!(text, "{kept} x = Store<{kept}>::of({sum});");
-        self.print_added("x", column, text);
+        self.print_added("x", [column, "place"], text);
         line!(text, "{}[place] = x;", self.parameters[self.at].name());
     }
 
-    /// Prints what is added to an element of the result.
-    pub(super) fn print_added(&self, x: &str, column: &str, text: &mut Text) {
-        let kept = element(self.product.stored.c);
-        let compute = element(self.product.dtype);
-        let [bias, addend] = self.added;
-        let added = [bias.map(|at| (at, column)), addend.map(|at| (at, "place"))];
-        for (at, place) in added.into_iter().flatten() {
-            let other = format!("Load<{compute}>::of({}[{place}])", self.parameters[at].name());
-            line!(text, "{x} = Store<{kept}>::of(Load<{compute}>::of({x}) + {other});");
+    /// Prints the store of a vector `x` of sums at `place`, the first in column `n` of `columns`:
+    /// what is beyond them is left out.
+    pub(super) fn print_vector(&self, width: usize, columns: usize, text: &mut Text) {
+        let (kept, to) = (element(self.product.stored.c), self.parameters[self.at].name());
+        let unroll = |text: &mut Text| {
+            line!(text, "UNROLL");
+            line!(text, "for (u32 e = 0; e < {width}; e += 1) {{");
+        };
+        if !columns.is_multiple_of(width) {
+            line!(text, "if (n + {width} > {columns}) {{");
+            unroll(text);
+            line!(text, "if (n + e >= {columns}) continue;");
+            self.print_added("x.x[e]", ["n + e", "place + e"], text);
+            line!(text, "{to}[place + e] = x.x[e];");
+            text.end();
+            line!(text, "continue;");
+            text.end();
         }
+        let [bias, addend] = self.added;
+        let added = [("bias", bias, "n"), ("addend", addend, "place")];
+        for (name, at, place) in added.into_iter().filter_map(|(n, at, p)| Some((n, at?, p))) {
+            let (of, kind) = (self.parameters[at].name(), format!("{kept}, {width}"));
+            line!(text, "const Vector<{kind}> {name}s = load_vector<{kind}>({of} + {place});");
+            unroll(text);
+            self.print_sum("x.x[e]", &format!("{name}s.x[e]"), text);
+            text.end();
+        }
+        line!(text, "store_vector({to} + place, x);");
+    }
+
+    /// Prints what is added to an element of the result, in a column and at a place.
+    pub(super) fn print_added(&self, x: &str, [column, place]: [&str; 2], text: &mut Text) {
+        let [bias, addend] = self.added;
+        let added = [bias.map(|at| (at, column)), addend.map(|at| (at, place))];
+        for (at, place) in added.into_iter().flatten() {
+            self.print_sum(x, &format!("{}[{place}]", self.parameters[at].name()), text);
+        }
+    }
+
+    fn print_sum(&self, x: &str, other: &str, text: &mut Text) {
+        let kept = element(self.product.stored.c);
+        let load = format!("Load<{}>::of", element(self.product.dtype));
+        line!(text, "{x} = Store<{kept}>::of({load}({x}) + {load}({other}));");
     }
 }

@@ -12,6 +12,12 @@
 //! along k are added to it in ascending order, runs and slices of k as in `slices`. Its bits depend
 //! on no other size.
 //!
+//! A convolution is a product whose second operand, the image, has borders: copies to shared memory
+//! compute where an element lies, and write zeros beyond the image (implicit GEMM, as cuDNN's).
+//! Its gradients are convolutions too. Images of which the channels are contiguous are copied by
+//! vectors along them, which are then the innermost loop of k; of others the elements that
+//! adjacent threads copy are adjacent along the image's rows.
+//!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 32 in three stages of `cp.async`, warp tiles of 64 × 32; the
 //!    epilogue stores each element alone.
@@ -20,6 +26,8 @@
 //! 3. TF32 and FP8 in the same tiles; adjacent threads copy F32 along k also where it is strided.
 //! 4. one block per slice of k also of wide products, where they have fewer tiles than there are
 //!    multiprocessors.
+//! 5. quads exchange pairs of columns, and store whole sectors (`quads`).
+//! 6. convolutions of BF16 and F16; loops of an operand that go on where others end are one.
 
 use std::fmt;
 
@@ -28,13 +36,14 @@ use ir::op::Operands;
 use ir::target::Arch;
 
 use super::index::nest;
-use super::loops::Loops;
+use super::loops::{Loops, joined, print_borders};
 use super::parameter::Parameter;
+use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::slices::{Stored, has_runs, print_block, run, workspace};
 use super::text::{Text, element, line};
 use super::tiling::SKINNY_ROWS;
-use crate::kernel::{Family, Product, StoredTypes};
+use crate::kernel::{Family, LoopAB, Product, StoredTypes};
 
 /// Fewest blocks of a skinny product that have 64 columns. Chosen: two per multiprocessor.
 const SKINNY_BLOCKS: usize = 256;
@@ -91,6 +100,8 @@ pub struct TensorTile {
     pub shape: BlockShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// How sums are stored, there or to the result.
+    pub store: QuadStore,
 }
 
 /// What the elements of both operands are to tensor cores.
@@ -179,9 +190,27 @@ pub struct OperandCopy {
 
 /// Whether a product runs on tensor cores, and what the elements of its operands are to them.
 pub(super) fn fits(p: &Product, arch: Arch) -> Option<Elements> {
-    let is_summed = p.dtype == DType::F32 && p.borders.is_empty() && p.sizes()[3] > 0;
+    let is_summed = p.dtype == DType::F32 && p.sizes()[3] > 0;
     let elements = Elements::of(p, arch).filter(|_| is_summed)?;
-    elements.units(p).map(|_| elements)
+    // Borders count in elements.
+    let has_units = p.borders.is_empty() || elements == Elements::Halves;
+    elements.units(p).filter(|_| has_units).map(|_| elements)
+}
+
+/// A product with the loop over an image's channels innermost, where these are contiguous.
+fn with_channels_last(product: &Product) -> Product {
+    let mut p = product.clone();
+    let is_channels = |(at, l): (usize, &LoopAB)| {
+        l.b == 1 && l.size > 1 && p.borders.iter().all(|border| border.k != at)
+    };
+    let channels = p.k.iter().enumerate().position(is_channels);
+    if let Some(from) = channels.filter(|_| !p.borders.is_empty()) {
+        let channels = p.k.remove(from);
+        p.k.push(channels);
+        let moved = p.borders.iter_mut().filter(|border| border.k > from);
+        moved.for_each(|border| border.k -= 1);
+    }
+    p
 }
 
 impl OperandCopy {
@@ -192,6 +221,23 @@ impl OperandCopy {
         // Adjacent threads load adjacent elements also where vectors have one.
         let k_major = of_k > of_side || of_k == of_side && (is_unit(k) || !is_unit(side));
         OperandCopy { k_major, width: of_k.max(of_side) }
+    }
+
+    /// The same of an image, given its loops. Dims with borders have no vectors: where they start
+    /// differs from tap to tap.
+    fn of_image(p: &Product, [batch, n, k]: [&[[usize; 2]]; 3]) -> OperandCopy {
+        let steps: Vec<[usize; 2]> = p.borders.iter().map(|border| [2, border.step]).collect();
+        let (of_n, of_k) = (width(n, &[batch, k, &steps]), width(k, &[batch, n, &steps]));
+        // Adjacent threads load adjacent elements where vectors have one.
+        let run = |loops: &[[usize; 2]], step: &dyn Fn(usize) -> Option<usize>| {
+            let Some(at) = loops.iter().rposition(|[size, _]| *size > 1) else { return 1 };
+            let [size, stride] = loops[at];
+            if step(at).unwrap_or(stride) == 1 { size } else { 1 }
+        };
+        let along_n = run(n, &|at| p.borders.iter().find(|b| b.n == at).map(|b| b.stride * b.step));
+        let along_k =
+            run(k, &|at| p.borders.iter().find(|b| b.k == at).map(|b| b.dilation * b.step));
+        OperandCopy { k_major: (of_k, along_k) > (of_n, along_n), width: of_k.max(of_n) }
     }
 }
 
@@ -216,6 +262,35 @@ fn width(along: &[[usize; 2]], others: &[&[[usize; 2]]]) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
+/// The loops of a product in units, as few as there can be. Those of an image are numbered by its
+/// borders.
+fn joined_loops(p: &Product, elements: Elements) -> Loops {
+    let mut loops = elements.units(p).expect("the product fits");
+    let ([of_a, of_b], [m, c_m], [n, c_n]) = (&mut loops.k, &mut loops.m, &mut loops.n);
+    [of_a, m, c_m, c_n].into_iter().for_each(|of| *of = joined(of));
+    if p.borders.is_empty() {
+        [of_b, n].into_iter().for_each(|of| *of = joined(of));
+    }
+    loops
+}
+
+/// Elements at whose multiples all rows of a result start, eight at most, where their elements are
+/// adjacent. Those of several loops end there too.
+fn alignment_of_rows(loops: &Loops) -> usize {
+    let columns = &loops.n[1];
+    let Some(last) = columns.iter().rposition(|[size, _]| *size > 1) else { return 1 };
+    let [size, stride] = columns[last];
+    if stride != 1 {
+        return 1;
+    }
+    let pieces = columns[..last].iter().filter(|[size, _]| *size > 1);
+    let ends: Vec<usize> = pieces.clone().map(|_| size).collect();
+    let others = loops.batch[2].iter().chain(&loops.m[1]).filter(|[size, _]| *size > 1);
+    let starts = others.chain(pieces).map(|[_, stride]| *stride);
+    let all: Vec<usize> = starts.chain(ends).collect();
+    [8, 4, 2].into_iter().find(|of| all.iter().all(|at| at.is_multiple_of(*of))).unwrap_or(1)
+}
+
 /// An operand as its stages are printed.
 struct StagedOperand<'a> {
     operand: Operand,
@@ -230,6 +305,8 @@ struct StagedOperand<'a> {
     /// Rows or columns of the block tile, and of the warp tile.
     extents: [usize; 2],
     shape: BlockShape,
+    /// The product whose borders it has.
+    image: Option<&'a Product>,
 }
 
 impl TensorTile {
@@ -239,15 +316,26 @@ impl TensorTile {
         elements: Elements,
         [bias, addend]: [Option<usize>; 2],
     ) -> TensorTile {
-        let loops = elements.units(product).expect("the product fits");
+        let product = with_channels_last(product);
+        let loops = joined_loops(&product, elements);
+        let image = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
         let copies = [
             OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
-            OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
+            match product.borders.is_empty() {
+                true => OperandCopy::of(image[0], image[1], image[2]),
+                false => OperandCopy::of_image(&product, image),
+            },
         ];
-        let shape = BlockShape::of(product);
-        let workspace = workspace(product);
-        let product = product.clone();
-        TensorTile { product, bias, addend, copies, elements, shape, workspace }
+        let shape = BlockShape::of(&product);
+        let workspace = workspace(&product);
+        let (tiles, columns) = (shape.warp_tile[1] / 8, product.sizes()[2]);
+        let store = match workspace {
+            None => QuadStore::of(product.stored.c, tiles, alignment_of_rows(&loops)),
+            Some(_) => {
+                QuadStore::of(DType::F32, tiles, if columns.is_multiple_of(2) { 2 } else { 1 })
+            }
+        };
+        TensorTile { product, bias, addend, copies, elements, shape, workspace, store }
     }
 
     /// Threads of a block.
@@ -264,7 +352,7 @@ impl TensorTile {
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
-        let loops = self.elements.units(p).expect("the product fits");
+        let loops = joined_loops(p, self.elements);
         let BlockShape { tile: [tile_m, tile_n, tile_k], stages, .. } = self.shape;
         let ([_, m, n, _], [warp_m, warp_n]) = (p.sizes(), self.shape.warp_tile);
         let k = loops.k[0].iter().map(|[size, _]| size).product();
@@ -290,10 +378,8 @@ impl TensorTile {
         }
         if p.accumulate {
             let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
-            self.open_accumulators(&loops, [m, n], text);
             let to = if is_of_bytes { "total" } else { "acc" };
-            line!(text, "{first}{to}[i][j][q] = {}[place];", parameters[2].name());
-            (0..3).for_each(|_| text.end());
+            self.print_old(&loops, [m, n], &format!("{first}{to}"), &parameters[2].name(), text);
         }
         let ahead = stages - 1;
         line!(text, "for (u32 step = 0; step < steps + {ahead}; step += 1) {{");
@@ -323,7 +409,11 @@ impl TensorTile {
     }
 
     /// The operands as their stages are printed.
-    fn operands<'a>(&self, loops: &'a Loops, parameters: &[Parameter]) -> [StagedOperand<'a>; 2] {
+    fn operands<'a>(
+        &'a self,
+        loops: &'a Loops,
+        parameters: &[Parameter],
+    ) -> [StagedOperand<'a>; 2] {
         let [_, m, n, _] = self.product.sizes();
         let [tile_m, tile_n, _] = self.shape.tile;
         let [warp_m, warp_n] = self.shape.warp_tile;
@@ -341,6 +431,7 @@ impl TensorTile {
                 copy: self.copies[at],
                 extents,
                 shape: self.shape,
+                image: (at == 1 && !self.product.borders.is_empty()).then_some(&self.product),
             }
         })
     }
@@ -363,7 +454,7 @@ impl TensorTile {
 
     /// Prints the addition of accumulators to the sum of runs, to where it goes.
     fn print_sum(&self, to: &str, text: &mut Text) {
-        self.open_registers(text);
+        self.open_registers(QuadStore { dtype: DType::F32, width: 1 }, text);
         line!(text, "{to}[i][j][q] = total[i][j][q] + acc[i][j][q];");
         if to != "acc" {
             line!(text, "acc[i][j][q] = 0;");
@@ -403,23 +494,52 @@ impl TensorTile {
         text.end();
     }
 
-    /// Opens the loops over a thread's accumulators.
-    fn open_registers(&self, text: &mut Text) {
+    /// Opens the loops over a thread's accumulators, `j` over the first tiles of vectors.
+    fn open_registers(&self, store: QuadStore, text: &mut Text) {
         let [warp_m, warp_n] = self.shape.warp_tile;
-        for (name, count) in [("i", warp_m / 16), ("j", warp_n / 8), ("q", 4)] {
+        let of_row = store.width.min(2);
+        for (name, count, step) in
+            [("i", warp_m / 16, 1), ("j", warp_n / 8, store.tiles()), ("q", 4, of_row)]
+        {
             line!(text, "UNROLL");
-            line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
+            line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += {step}) {{");
         }
     }
 
-    /// The same, with their indices and places in the result.
-    fn open_accumulators(&self, loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
-        self.open_registers(text);
+    /// Prints the indices of a vector, and its place in the result.
+    fn print_place(store: QuadStore, loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
         line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
-        line!(text, "const u64 n = block_n + warp_n + j * 8 + lane % 4 * 2 + q % 2;");
+        line!(text, "const u64 n = block_n + warp_n + j * 8 + {};", store.column());
         line!(text, "if (m >= {m} || n >= {n}) continue;");
         let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
+    }
+
+    /// Prints the loads of what a result holds, which is of F32.
+    fn print_old(&self, loops: &Loops, sizes: [usize; 2], to: &str, buffer: &str, text: &mut Text) {
+        let loads = QuadStore::of(DType::F32, 1, alignment_of_rows(loops));
+        self.open_registers(loads, text);
+        Self::print_place(loads, loops, sizes, text);
+        match loads.width {
+            1 => line!(text, "{to}[i][j][q] = {buffer}[place];"),
+            width => {
+                let columns = sizes[1];
+                if !columns.is_multiple_of(width) {
+                    line!(text, "if (n + {width} > {columns}) {{");
+                    line!(text, "{to}[i][j][q] = {buffer}[place];");
+                    line!(text, "continue;");
+                    text.end();
+                }
+                line!(
+                    text,
+                    "const Vector<float, 2> old = load_vector<float, 2>({buffer} + place);"
+                );
+                for e in [0, 1] {
+                    line!(text, "{to}[i][j][q + {e}] = old.x[{e}];");
+                }
+            }
+        }
+        (0..3).for_each(|_| text.end());
     }
 
     fn print_epilogue(
@@ -428,17 +548,26 @@ impl TensorTile {
         (parameters, sizes): (&[Parameter], [usize; 2]),
         text: &mut Text,
     ) {
-        self.open_accumulators(loops, sizes, text);
-        match self.workspace {
-            None => {
-                let added = [self.bias, self.addend];
-                let stored = Stored { product: &self.product, added, parameters, at: 2 };
-                stored.print("acc[i][j][q]", "n", text);
-            }
-            Some(at) => {
+        let store = self.store;
+        self.open_registers(store, text);
+        if store.width > 1 {
+            let sums = |tile: &str| [0, 1].map(|e| format!("acc[i][j + {tile}][q + {e}]"));
+            store.print_vector("x", sums, text);
+        }
+        Self::print_place(store, loops, sizes, text);
+        let added = [self.bias, self.addend];
+        let stored = Stored { product: &self.product, added, parameters, at: 2 };
+        match (self.workspace, store.width) {
+            (None, 1) => stored.print("acc[i][j][q]", "n", text),
+            (None, width) => stored.print_vector(width, sizes[1], text),
+            (Some(at), width) => {
                 let ([batch, ..], [m, n]) = (self.product.sizes(), sizes);
                 let place = format!("((slice * {batch}ULL + batch) * {m} + m) * {n} + n");
-                line!(text, "{}[{place}] = acc[i][j][q];", parameters[at].name());
+                let to = parameters[at].name();
+                match width {
+                    1 => line!(text, "{to}[{place}] = acc[i][j][q];"),
+                    _ => line!(text, "store_vector({to} + {place}, x);"),
+                }
             }
         }
         (0..3).for_each(|_| text.end());
@@ -469,12 +598,21 @@ impl StagedOperand<'_> {
         let tile_k = self.shape.tile[2];
         let k = format!("first_k + step * {tile_k} + {to_k}");
         line!(text, "const u64 {side} = block_{side} + {to_side}, k = {k};");
-        line!(text, "const bool is_there = {side} < {size} && k < {k_size};");
+        let is_there = format!("is_there = {side} < {size} && k < {k_size};");
         let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
-        line!(
-            text,
-            "const u64 place = is_there ? batch_{name} + ({of_side}) + ({of_k}) : batch_{name};"
-        );
+        let place = format!("batch_{name} + ({of_side}) + ({of_k})");
+        match self.image {
+            None => {
+                line!(text, "const bool {is_there}");
+                line!(text, "const u64 place = is_there ? {place} : batch_{name};");
+            }
+            Some(product) => {
+                line!(text, "bool {is_there}");
+                line!(text, "u64 place = {place};");
+                print_borders(product, [side, "k"], text);
+                line!(text, "place = is_there ? place : batch_{name};");
+            }
+        }
         let to = format!("{} + {}", self.stage(), tile.offset("to_row", "to_column"));
         copy(of.width, [&to, &format!("{buffer} + place"), "is_there"], text);
         text.end();
@@ -487,15 +625,18 @@ impl fmt::Display for TensorTile {
         let [a, b] = self.copies;
         write!(f, "block tiles of {m}x{n}x{k} in {stages} stages, ")?;
         write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}, b {b}")?;
+        if !self.product.borders.is_empty() {
+            write!(f, " of an image")?;
+        }
         match self.elements {
             Elements::Halves => {}
             Elements::Tf32 => write!(f, ", rounded to TF32")?,
             Elements::Bytes => write!(f, ", two bytes a unit")?,
         }
-        match self.workspace {
-            Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
-            None => Ok(()),
+        if self.workspace.is_some() {
+            write!(f, ", {} slices of k", self.product.tiling.split)?;
         }
+        write!(f, ", stored by {}", self.store.width)
     }
 }
 

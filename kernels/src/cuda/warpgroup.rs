@@ -721,7 +721,11 @@ impl WarpgroupTile {
             let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
             line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
             let added = [self.bias, self.addend];
-            Stored { product, added, parameters, at: 2 }.print_added("pair.x[e]", "n", text);
+            Stored { product, added, parameters, at: 2 }.print_added(
+                "pair.x[e]",
+                ["n", "place"],
+                text,
+            );
         }
         text.end();
         line!(text, "const u32 in_row = column % {columns} * {bytes};");

@@ -1,7 +1,9 @@
 //! Convolutions of groups and of several images: each element is the chain of multiply-adds that a
-//! product promises, whatever copies of its operands there are.
+//! product promises, whatever copies of its operands there are; on tensor cores it is as near to
+//! the exact sum as the bound.
 
 use gantline_kernels::cpu::Isa;
+use gantline_kernels::cuda::{Arch, Functions, Tile, functions_for};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
     Border, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes, Tiling,
@@ -9,7 +11,9 @@ use gantline_kernels::{
 use ir::DType;
 use ir::op::Operands;
 
-use crate::{Buffer, Random, run_on_threads, same_bits, sets};
+use crate::shim::{Library, compiler};
+use crate::tensor::{mistaken, ulp};
+use crate::{Buffer, Case, Random, run_on_threads, same_bits, sets};
 
 /// `image[N, G, C, Y, X]` and `kernels[G, O, C, V, U]` to `[N, G, O, Y, X]`.
 #[derive(Debug)]
@@ -24,6 +28,7 @@ struct Convolution {
     stride: [usize; 2],
     dilation: [usize; 2],
     before: [i64; 2],
+    spread: [usize; 2],
     /// Whether there are borders of one dim alone, the last: the kernel is one point high.
     is_line: bool,
 }
@@ -53,6 +58,7 @@ impl Convolution {
             stride,
             dilation,
             before,
+            spread: [1, 1],
             is_line,
         }
     }
@@ -70,7 +76,7 @@ impl Convolution {
             stride: self.stride[at],
             dilation: self.dilation[at],
             before: self.before[at],
-            spread: 1,
+            spread: self.spread[at],
             size: self.image[at],
             step: step[at],
         };
@@ -98,7 +104,8 @@ impl Convolution {
         let at = |at: usize| {
             let position = y[at] * self.stride[at] + tap[at] * self.dilation[at];
             let position = usize::try_from(position as i64 - self.before[at]).ok()?;
-            (position < self.image[at]).then_some(position)
+            let (element, rest) = (position / self.spread[at], position % self.spread[at]);
+            (rest == 0 && element < self.image[at]).then_some(element)
         };
         Some(at(0)? * self.image[1] + at(1)?)
     }
@@ -173,5 +180,212 @@ fn convolutions_have_the_bits_of_their_chains() {
             let got = run_on_threads(isa, &kernel, &inputs, &[Buffer::F32(c.clone())]);
             assert!(same_bits(&got[0], &Buffer::F32(want)), "{case} {isa:?} {convolution:?}");
         }
+    }
+}
+
+/// How images and kernels lie: `[N, G, C, Y, X]` and `[G, O, C, V, U]`, or `[N, Y, X, G, C]` and
+/// `[G, O, V, U, C]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    ChannelsFirst,
+    ChannelsLast,
+}
+
+/// A convolution of narrow numbers on tensor cores, and what it should give.
+struct Narrow {
+    convolution: Convolution,
+    layout: Layout,
+    product: Product,
+    case: Case,
+}
+
+impl Narrow {
+    /// A convolution, a gradient of its input, whose image has zeros between its elements, or one
+    /// of its kernels, which are large.
+    fn random(number: u64) -> Narrow {
+        let mut random = Random::new(number + 4000);
+        let mut pair = |low: usize, most: usize| [0, 1].map(|_| low + random.below(most));
+        let [image, kernel, result] = match number % 3 {
+            0 => [pair(3, 12), pair(1, 4), pair(1, 12)],
+            1 => [pair(2, 8), pair(1, 4), pair(1, 14)],
+            _ => [pair(6, 10), pair(4, 8), pair(1, 4)],
+        };
+        let (stride, dilation) = (pair(1, 2), pair(1, 2));
+        let before = pair(0, 4).map(|n| n as i64 - 1);
+        let spread = if number % 3 == 1 { pair(1, 2) } else { [1, 1] };
+        let convolution = Convolution {
+            images: 1 + random.below(3),
+            groups: random.pick(&[1, 1, 2]),
+            channels: random.pick(&[1, 3, 4, 8, 16, 24]),
+            outputs: random.pick(&[1, 8, 20, 70, 130]),
+            image,
+            kernel,
+            result,
+            stride,
+            dilation,
+            before,
+            spread,
+            is_line: false,
+        };
+        let layout = random.pick(&[Layout::ChannelsFirst, Layout::ChannelsLast]);
+        let dtype = random.pick(&[DType::BF16, DType::F16]);
+        let c = random.pick(&[DType::F32, dtype]);
+        let mut product = convolution.product(c == DType::F32 && random.below(2) == 0);
+        product.stored = StoredTypes { a: dtype, b: dtype, c };
+        if layout == Layout::ChannelsLast {
+            convolution.lay_channels_last(&mut product);
+        }
+        let k = product.sizes()[3];
+        product.tiling =
+            Tiling { split: random.pick(&[1, 1, 2]), ..product.tiling }.without_empty(k);
+        let case = Case::new(&mut random, Kernel::Product(product.clone()));
+        Narrow { convolution, layout, product, case }
+    }
+
+    /// The furthest of all elements from its exact sum, as a share of the bound.
+    fn share(&self, found: &Buffer) -> f64 {
+        let c = &self.convolution;
+        let [kernels, image] = [0, 1].map(|at: usize| self.case.inputs[at].numbers());
+        let (found, old) = (found.numbers(), self.case.old[0].numbers());
+        let [points, taps, results] = [c.image, c.kernel, c.result].map(|[a, b]| a * b);
+        let is_last = self.layout == Layout::ChannelsLast;
+        let mut most: f64 = 0.0;
+        for at in 0..c.images * c.groups * c.outputs * results {
+            let (y, at_o) = (at % results, at / results);
+            let (o, g) = (at_o % c.outputs, at_o / c.outputs % c.groups);
+            let n = at_o / c.outputs / c.groups;
+            let place = if is_last {
+                (n * results + y) * c.groups * c.outputs + g * c.outputs + o
+            } else {
+                at
+            };
+            let old = if self.product.accumulate { old[place] } else { 0.0 };
+            let (mut sum, mut all) = (old, old.abs());
+            for (channel, tap) in (0..c.channels).flat_map(|c| (0..taps).map(move |tap| (c, tap))) {
+                let [y, tap_of] =
+                    [[y / c.result[1], y % c.result[1]], [tap / c.kernel[1], tap % c.kernel[1]]];
+                let Some(point) = c.read(y, tap_of) else { continue };
+                let row = (g * c.outputs + o) * c.channels * taps;
+                let (x, w) = match is_last {
+                    true => (
+                        ((n * points + point) * c.groups + g) * c.channels + channel,
+                        row + tap * c.channels + channel,
+                    ),
+                    false => (
+                        ((n * c.groups + g) * c.channels + channel) * points + point,
+                        row + channel * taps + tap,
+                    ),
+                };
+                let term = kernels[w] * image[x];
+                sum += term;
+                all += term.abs();
+            }
+            let terms = (c.channels * taps + 4) as f64;
+            let limit = terms * 2_f64.powi(-23) * all;
+            let limit = limit + ulp(self.product.stored.c, sum.abs() + limit);
+            let share = (found[place] - sum).abs() / limit;
+            most = most.max(if share.is_nan() { f64::INFINITY } else { share });
+        }
+        most
+    }
+}
+
+impl Convolution {
+    /// Changes the strides of the product to those of channels that are contiguous.
+    fn lay_channels_last(&self, p: &mut Product) {
+        let [points, taps, results] = [self.image, self.kernel, self.result].map(|[a, b]| a * b);
+        let [inputs, outputs] = [self.channels, self.outputs].map(|own| self.groups * own);
+        let group = self.outputs * self.channels * taps;
+        p.batch = vec![LoopABC { size: self.groups, a: group, b: self.channels, c: self.outputs }];
+        p.m[0] = LoopAC { size: self.outputs, a: self.channels * taps, c: 1 };
+        (p.n[0].b, p.n[0].c) = (points * inputs, results * outputs);
+        (p.n[1].c, p.n[2].c) = (self.result[1] * outputs, outputs);
+        (p.k[0].a, p.k[0].b) = (1, 1);
+        (p.k[1].a, p.k[2].a) = (self.kernel[1] * self.channels, self.channels);
+        for (border, step) in p.borders.iter_mut().zip([self.image[1] * inputs, inputs]) {
+            border.step = step;
+        }
+    }
+}
+
+/// The functions of a convolution, all of which are by tensor cores but for sums of slices.
+fn on_tensor_cores(kernel: &Kernel, arch: Arch) -> (Kernel, Functions) {
+    let functions = functions_for(kernel, arch);
+    assert!(matches!(functions.functions[0].tile, Tile::Tensor(_)), "{kernel:?} on {arch}");
+    (kernel.clone(), functions)
+}
+
+#[test]
+fn convolutions_on_tensor_cores_are_as_near_to_exact_sums_as_the_bound() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let cases: Vec<Narrow> = (0..30).map(Narrow::random).collect();
+    let kernels = cases.iter().map(|of| &of.case.kernel);
+    let all: Vec<(Kernel, Functions)> =
+        kernels.clone().map(|kernel| on_tensor_cores(kernel, Arch::Sm80)).collect();
+    assert!(kernels.zip(&all).all(|(kernel, of)| on_tensor_cores(kernel, Arch::Sm90a) == *of));
+    let by = |wanted: &str| {
+        let texts = all.iter().map(|(_, of)| of.functions[0].to_string());
+        texts.filter(|text| text.contains(wanted)).count()
+    };
+    let counts = ["b K-major by 8 of", "b K-major by 1 of", "b MN-major by 1 of"].map(by);
+    assert!(std::env::var("SEED").is_ok() || counts.iter().all(|count| *count > 2), "{counts:?}");
+    let library = Library::new("convolutions", all).expect("there is a compiler");
+    for (at, of) in cases.iter().enumerate() {
+        let found = of.case.execute(&library, at, 0);
+        let share = of.share(&found[0]);
+        assert!(share <= 1.0, "{at}: {share} of the bound, {:?} {:?}", of.layout, of.convolution);
+        let again = of.case.execute(&library, at, 5 + at as u64);
+        assert!(same_bits(&again[0], &found[0]), "case {at}: the order of threads changes bits");
+    }
+}
+
+/// What can be wrong in how an image is copied.
+const MISTAKES: [(&str, usize, &str); 6] = [
+    ("p0 >= 0", 0, "true"),
+    ("p1 % 2 == 0", 0, "true"),
+    ("p1 / 2 < 7", 0, "p1 / 2 <= 7"),
+    ("(i64)(k / 8 % 3)", 0, "(i64)(k / 8 % 2)"),
+    ("place = is_there ? place : batch_b;", 0, "is_there = true;"),
+    ("n / 16 % 8", 0, "n / 16 % 9"),
+];
+
+#[test]
+fn mistakes_in_how_images_are_copied_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let convolution = Convolution {
+        images: 2,
+        groups: 1,
+        channels: 8,
+        outputs: 20,
+        image: [8, 7],
+        kernel: [3, 3],
+        result: [8, 16],
+        stride: [1, 1],
+        dilation: [1, 1],
+        before: [1, 3],
+        spread: [1, 2],
+        is_line: false,
+    };
+    let mut product = convolution.product(false);
+    product.stored = StoredTypes { a: DType::BF16, b: DType::BF16, c: DType::F32 };
+    convolution.lay_channels_last(&mut product);
+    let case = Case::new(&mut Random::new(6), Kernel::Product(product.clone()));
+    let of = Narrow { convolution, layout: Layout::ChannelsLast, product, case };
+    let change = |at: usize, text: String| match at {
+        0 => text,
+        _ => mistaken(&text, MISTAKES[at - 1]),
+    };
+    let all = vec![on_tensor_cores(&of.case.kernel, Arch::Sm80); MISTAKES.len() + 1];
+    let library = Library::changed("image_mistakes", all, &change).expect("there is a compiler");
+    let share = |at: usize| of.share(&of.case.execute(&library, at, 0)[0]);
+    assert!(share(0) <= 1.0, "without a mistake nothing is found");
+    for (at, mistake) in MISTAKES.iter().enumerate() {
+        assert!(share(at + 1) > 1.0, "{mistake:?} is not found");
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use gantline_kernels::Kernel;
 use gantline_kernels::cuda::{self, Arch, Functions, functions_for};
 use ir::DType;
 
@@ -14,13 +15,16 @@ use crate::cuda::{RECORDED, launched, share_of_tolerance};
 use crate::flash::{Expected, ExpectedGradient, random_of};
 use crate::shim::{Library, compiler};
 use crate::{
-    Buffer, Case, Random, elements, recorded, runs_all, same_bits, skinny, tensor, warpgroup,
+    Buffer, Case, Random, Recorded, elements, recorded, runs_all, same_bits, skinny, tensor,
+    warpgroup,
 };
 
 /// Orders of threads, and blocks that are resident at once where a function is persistent.
 const SCHEDULES: [u64; 3] = [0, 6, 91];
 /// Shapes of each family and type at least.
 const SHAPES: usize = 20;
+/// Most launches of a test of the CPU that are taken of each type. Chosen: all of them take hours.
+const LAUNCHES: usize = 24;
 /// Cases that are compiled into one library.
 const AT_ONCE: usize = 32;
 
@@ -68,11 +72,20 @@ fn run_all(cases: Vec<Checked>, tallies: &mut BTreeMap<(&'static str, &'static s
 /// Launches of the CPU's tests, against its results.
 fn of_the_cpu() -> Vec<Checked> {
     let mut all = Vec::new();
+    let output = |kernel: &Kernel| kernel.outputs().first().map_or(DType::F32, |of| of.dtype);
     for (family, test) in RECORDED {
-        for (at, recorded) in recorded(test).into_iter().enumerate() {
+        let mut by_type: BTreeMap<&str, Vec<Recorded>> = BTreeMap::new();
+        for launch in recorded(test) {
+            by_type.entry(output(&launch.case.kernel).name()).or_default().push(launch);
+        }
+        let spread = |launches: Vec<Recorded>| {
+            let step = launches.len().div_ceil(LAUNCHES);
+            launches.into_iter().step_by(step)
+        };
+        for (at, recorded) in by_type.into_values().flat_map(spread).enumerate() {
             let case = launched(at, &recorded);
             let functions = cuda::functions(&case.kernel);
-            let output = case.kernel.outputs().first().map_or(DType::F32, |of| of.dtype);
+            let output = output(&case.kernel);
             let (kernel, of) = (case.kernel.clone(), functions.clone());
             let share = move |found: &[Buffer]| {
                 share_of_tolerance(&kernel, &of, &recorded.found, found).share
@@ -151,7 +164,10 @@ fn longer_run_of_all_families() {
         for case in cases {
             by_family.entry(case.family).or_default().push(case);
         }
-        by_family.into_values().for_each(|cases| run_all(cases, &mut tallies));
+        for (family, cases) in by_family {
+            println!("{family}: {} launches", cases.len());
+            run_all(cases, &mut tallies);
+        }
     }
     println!("| family | type | shapes | largest share of the bound |\n|---|---|--:|--:|");
     for ((family, dtype), Tally { cases, worst }) in &tallies {

@@ -1,6 +1,8 @@
 //! Kernels for tensor cores (sm_80), executed by the shim: products of BF16 and F16 against exact
 //! sums, on random shapes and layouts; barriers that are left out, and other mistakes in the text.
 
+use std::collections::BTreeSet;
+
 use gantline_kernels::cuda::{Arch, Functions, Tile, functions, functions_for};
 use gantline_kernels::rows::ReduceOp;
 use gantline_kernels::{Access, Attention, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
@@ -24,15 +26,26 @@ fn matrix(random: &mut Random, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
     let [of_a, of_b] = [0; 2].map(|_| random.below(2) == 0);
     (p.m[0].a, p.k[0].a) = if of_a { (k + more, 1) } else { (1, m + more) };
     (p.n[0].b, p.k[0].b) = if of_b { (k + more, 1) } else { (1, n + more) };
+    // Rows of the result end anywhere, also where they start at multiples of 4 or 8 elements.
+    let row = random.pick(&[n, n.next_multiple_of(4), n.next_multiple_of(8)]);
+    p.m[0].c = row;
     if random.below(4) == 0 {
         (p.m[0].c, p.n[0].c) = (1, m);
     }
     if random.below(4) == 0 {
         let size = random.pick(&[2, 3]);
         let [a, b] = [(k.max(m) + more) * (k.max(m) + more), random.pick(&[0, 1, 8]) * 1024];
-        p.batch.push(LoopABC { size, a, b, c: m * n });
+        p.batch.push(LoopABC { size, a, b, c: m * row });
     }
     p
+}
+
+/// Asserts that what lies between the rows of a result is as it was.
+fn assert_gaps_are_left(p: &Product, case: &Case, found: &Buffer) {
+    let written: BTreeSet<usize> = elements(p).into_iter().map(|([_, _, c], _)| c).collect();
+    for (at, (old, found)) in case.old[0].numbers().iter().zip(found.numbers()).enumerate() {
+        assert!(written.contains(&at) || *old == found, "{p:?}: {at} is no element");
+    }
 }
 
 /// The offsets of a point in `a`, `b` and `c`, and in `n`, for every element of the result.
@@ -68,7 +81,7 @@ fn contracted(p: &Product) -> Vec<[usize; 2]> {
 }
 
 /// One step from a number to the next of its type.
-fn ulp(dtype: DType, x: f64) -> f64 {
+pub(crate) fn ulp(dtype: DType, x: f64) -> f64 {
     let bits = match dtype {
         DType::BF16 => 8,
         DType::F16 => 11,
@@ -178,20 +191,23 @@ fn products_are_as_near_to_exact_sums_as_the_bound() {
     let all: Vec<(Kernel, Functions)> =
         cases.iter().map(|(case, ..)| for_sm80(&case.kernel)).collect();
     assert!(all.iter().all(|(_, of)| is_tensor(of)), "narrow products run on tensor cores");
-    let mut widths: Vec<[usize; 2]> = Vec::new();
+    let (mut widths, mut stored): (Vec<[usize; 2]>, Vec<usize>) = (Vec::new(), Vec::new());
     for tile in all.iter().flat_map(|(_, of)| &of.functions).map(|function| &function.tile) {
         if let Tile::Tensor(tile) = tile {
             widths.push(tile.copies.map(|copy| copy.width));
+            stored.push(tile.store.width);
         }
     }
     for width in [1, 2, 4, 8] {
         let found = widths.iter().flatten().any(|found| *found == width);
-        assert!(found || std::env::var("SEED").is_ok(), "reads of {width} are among the cases");
+        let found = found && stored.contains(&width);
+        assert!(found || std::env::var("SEED").is_ok(), "accesses to {width} are among the cases");
     }
     let library = Library::new("tensor", all).expect("there is a compiler");
     for (at, (case, p, added)) in cases.iter().enumerate() {
         let found = case.execute(&library, at, 0);
         assert_eq!(is_near(p, case, &found[0], *added), None, "case {at}");
+        assert_gaps_are_left(p, case, &found[0]);
         let again = case.execute(&library, at, 5 + at as u64);
         assert!(same_bits(&again[0], &found[0]), "case {at}: the order of threads changes bits");
     }
@@ -240,7 +256,7 @@ fn equal_kernels_have_equal_text() {
 pub(crate) const EACH: usize = usize::MAX;
 
 /// What can be wrong in the text of a product: what is replaced, which time, and by what.
-const MISTAKES: [(&str, usize, &str); 15] = [
+const MISTAKES: [(&str, usize, &str); 17] = [
     ("sync_block();", 0, ""),
     ("cp_async_wait<1>();", 0, ""),
     ("cp_async_wait<1>();", 0, "cp_async_wait<2>();"),
@@ -256,6 +272,8 @@ const MISTAKES: [(&str, usize, &str); 15] = [
     ("lane / 16 * 8", 1, "lane / 8 % 2 * 8"),
     ("warp_mma<bf16>(acc, a, b);", 0, "if (k == 0) warp_mma<bf16>(acc, a, b);"),
     ("q / 2 * 8", 0, "q % 2 * 8"),
+    ("exchange_columns(x_pairs);", 0, ""),
+    ("+ lane % 4 * 8;", 0, "+ (lane ^ 1) % 4 * 8;"),
 ];
 
 /// The text with one mistake.
@@ -277,7 +295,6 @@ fn mistakes_in_the_text_of_a_product_are_found() {
     let mut p = Product::matrix(136, 136, 100, DType::BF16);
     // Rows go on behind the last point of `k`.
     p.m[0].a = 104;
-    p.stored.c = DType::F32;
     let kernel = Kernel::Product(p.clone());
     let change = |at: usize, text: String| match at {
         0 => text,

@@ -13,8 +13,8 @@ use ir::DType;
 use ir::op::Operands;
 use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
-    Access, Attention, BinaryOp, Copy, CopyLoop, Family, Instr, Kernel, LoopAB, LoopAC, LoopBC,
-    Offset, Output, Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
+    Access, Attention, BinaryOp, Border, Copy, CopyLoop, Family, Instr, Kernel, LoopAB, LoopAC,
+    LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -68,6 +68,32 @@ fn product(m: usize, is_transposed: bool) -> Kernel {
     if m <= SKINNY_ROWS {
         p.tiling = Tiling { family: Family::Skinny, split: 2 };
     }
+    Kernel::Product(p)
+}
+
+/// A convolution of kernels of 3 x 3 on images of 64 channels, which are contiguous or are not.
+fn convolution(is_channels_last: bool) -> Kernel {
+    let [images, channels, outputs, side, taps] = [8, 64, 128, 28, 9];
+    let points = side * side;
+    let [of_channel, step] = if is_channels_last { [1, channels] } else { [points, 1] };
+    let [tap, depth] = if is_channels_last { [channels, 1] } else { [1, taps] };
+    let mut p = Product::matrix(outputs, images, channels, DType::BF16);
+    p.m[0] = LoopAC { size: outputs, a: channels * taps, c: points };
+    p.n = vec![LoopBC { size: images, b: channels * points, c: outputs * points }];
+    p.n.extend([side, 1].map(|c| LoopBC { size: side, b: 0, c }));
+    p.k = vec![LoopAB { size: channels, a: depth, b: of_channel }];
+    p.k.extend([3, 1].map(|a| LoopAB { size: 3, a: a * tap, b: 0 }));
+    let border = |dim: usize| Border {
+        n: 1 + dim,
+        k: 1 + dim,
+        stride: 1,
+        dilation: 1,
+        before: 1,
+        spread: 1,
+        size: side,
+        step: [side, 1][dim] * step,
+    };
+    p.borders = vec![border(0), border(1)];
     Kernel::Product(p)
 }
 
@@ -195,6 +221,14 @@ fn products_of_other_elements() -> [Expected; 4] {
     ]
 }
 
+/// What is looked for in convolutions.
+fn convolutions() -> [Expected; 2] {
+    [
+        by_mma("convolution of contiguous channels", convolution(true)),
+        Expected { wide: &["STG"], ..by_mma("convolution of planes", convolution(false)) },
+    ]
+}
+
 /// The table of what is looked for.
 fn expectations() -> Vec<Expected> {
     let by_warpgroups = |what, kernel| Expected {
@@ -205,6 +239,8 @@ fn expectations() -> Vec<Expected> {
         has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG"],
         ..by_wgmma(what, kernel)
     };
+    let stored_by_quads =
+        |what, kernel| Expected { wide: &["LDGSTS", "STG"], ..by_mma(what, kernel) };
     let stream = |what, kernel| Expected {
         what,
         archs: &[Arch::Sm80, Arch::Sm90a],
@@ -221,8 +257,8 @@ fn expectations() -> Vec<Expected> {
         Instr::Binary { op: BinaryOp::Div, a: 5, b: 6 },
     ];
     let mut all = vec![
-        by_mma("product by rows", product(256, false)),
-        by_mma("product by columns", product(256, true)),
+        stored_by_quads("product by rows", product(256, false)),
+        stored_by_quads("product by columns", product(256, true)),
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
         by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
@@ -260,7 +296,7 @@ fn expectations() -> Vec<Expected> {
             ..stream("transposition of BF16", transposition())
         },
     ]);
-    all.extend(products_of_other_elements());
+    all.extend(products_of_other_elements().into_iter().chain(convolutions()));
     all
 }
 

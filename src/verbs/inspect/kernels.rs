@@ -1,7 +1,9 @@
 //! `inspect X.gtl --kernels`: the device functions of a file that was compiled for GPUs.
 //!
 //! For each: how often a step launches it on the first rank that does, its blocks and threads, the
-//! bytes and operations of its kernel, and the least time that these take on two GPUs.
+//! bytes and operations of its kernel, the least time that these take on two GPUs, and what it
+//! takes of a multiprocessor (`resources.rs`). Sectors and bank conflicts are counted by tests,
+//! where the text is executed: `kernels/tests/engines/counts.rs`.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +18,7 @@ use serde_json::{Value, json};
 use crate::documents::{self, Document};
 use crate::failure::Failure;
 use crate::output::{self, Table};
+use crate::verbs::inspect::resources::resources;
 
 /// Clusters whose devices the least times are of.
 const DEVICES: [&str; 2] = ["a100", "h100"];
@@ -84,6 +87,18 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
     }
     text += &table.text();
     text += "\nbytes, operations and least times are those of all functions of a kernel\n\n";
+    let (all, known) = resources(contents);
+    match known {
+        Ok(compiler) => {
+            for of in all {
+                text += &format!("on {}, as {compiler} compiles them\n\n", of.arch);
+                text += &format!("{}\n", of.table().text());
+            }
+        }
+        Err(why) => {
+            text += &format!("registers, shared memory and occupancy: not known; {why}\n\n");
+        }
+    }
     for told in kernels(contents) {
         for line in &told.lines {
             text += &format!("{} {}; {}\n", line.name, line.what, line.tile);
@@ -102,6 +117,7 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
 pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failure> {
     check(source, contents)?;
     let devices = devices()?;
+    let (resources, known) = resources(contents);
     let kernel = |told: &Told| {
         let line = |line: &Line| {
             json!({
@@ -116,6 +132,10 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             .iter()
             .zip(&devices)
             .map(|(name, device)| ((*name).to_owned(), json!(least_s(told, device))));
+        let resources = resources
+            .iter()
+            .map(|of| (of.arch.name().to_owned(), of.of_kernel(told.at)))
+            .collect::<serde_json::Map<String, Value>>();
         json!({
             "kernel": told.at,
             "text": told.kernel.to_string(),
@@ -126,11 +146,13 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             "workspace_bytes": told.lines.first().map_or(0, |line| line.workspace_bytes),
             "least_s": least.collect::<serde_json::Map<String, Value>>(),
             "functions": told.lines.iter().map(line).collect::<Vec<Value>>(),
+            "resources": resources,
         })
     };
     let archs = contents.archs.iter().map(Arch::to_string).collect();
     let kernels = kernels(contents).iter().map(kernel).collect();
-    Ok(documents::Kernels { archs, kernels }.to_json())
+    let (compiler, why) = (known.as_ref().ok().cloned(), known.err());
+    Ok(documents::Kernels { archs, compiler, why_not_compiled: why, kernels }.to_json())
 }
 
 fn check(source: &str, contents: &Contents) -> Result<(), Diagnostic> {

@@ -22,8 +22,9 @@ pub(super) fn function(
     others: [Option<Parameter>; 2],
     (all, arch): (&mut Functions, Option<Arch>),
 ) {
-    let by_warpgroups =
-        arch == Some(Arch::Sm90a) && tensor::fits(product, Arch::Sm90a) == Some(Elements::Halves);
+    let by_warpgroups = arch == Some(Arch::Sm90a)
+        && product.borders.is_empty()
+        && tensor::fits(product, Arch::Sm90a) == Some(Elements::Halves);
     let (product, [a, b]) = match by_warpgroups {
         true => aligned(what, product, [a, b], all),
         false => (product.clone(), [a, b]),
@@ -103,7 +104,8 @@ impl BlockTiles {
                 is_split: false,
             };
         };
-        if arch == Arch::Sm90a && elements == Elements::Halves {
+        let is_image = !product.borders.is_empty();
+        if arch == Arch::Sm90a && elements == Elements::Halves && !is_image {
             let tile = WarpgroupTile::of(product, added);
             let (tiles, threads) = (tile.tiles(), tile.threads());
             let is_split = tile.workspace.is_some();

@@ -128,6 +128,12 @@ struct Multiplication {
   u_int64_t group;
 };
 
+// A copy by TMA that is under way, to some bytes of shared memory.
+struct TmaLoad {
+  size_t start, bytes;
+  std::function<void()> run;
+};
+
 // What a warpgroup has issued.
 struct Warpgroup {
   Barrier barrier;
@@ -155,9 +161,10 @@ struct Block {
   std::map<unsigned int, Barrier> named;
   std::map<const void*, Mbarrier> mbarriers;
   // Copies that are under way: they end when no thread can go on, in any order.
-  std::deque<std::function<void()>> copies;
+  std::deque<TmaLoad> copies;
   // Zero where threads and copies keep their order.
   u_int64_t random = 0;
+  bool interleaves = false;
   unsigned char* dynamic = nullptr;
   size_t dynamic_bytes = 0;
 };
@@ -206,17 +213,27 @@ template <class... A> inline void find(const char* format, A... of) {
   if (!report[0]) snprintf(report, sizeof report, format, of...);
 }
 
+// The next random number of the order of threads and copies, or zero where they keep their order.
+inline u_int64_t draw() {
+  Block& b = block;
+  b.random = b.random * 6364136223846793005ULL + 1442695040888963407ULL * (b.random != 0);
+  return b.random >> 33;
+}
+
+// Ends one of the copies that are under way.
+inline void land() {
+  Block& b = block;
+  size_t at = draw() % b.copies.size();
+  TmaLoad copy = std::move(b.copies[at]);
+  b.copies.erase(b.copies.begin() + at);
+  copy.run();
+}
+
 // Switches to the next fiber that is ready, or back to the launch.
 inline void next() {
   Block& b = block;
   Fiber* from = b.current;
-  while (b.head == b.ready.size() && !b.copies.empty()) {
-    b.random = b.random * 6364136223846793005ULL + 1442695040888963407ULL * (b.random != 0);
-    size_t at = (b.random >> 33) % b.copies.size();
-    std::function<void()> copy = std::move(b.copies[at]);
-    b.copies.erase(b.copies.begin() + at);
-    copy();
-  }
+  while (b.head == b.ready.size() && !b.copies.empty()) land();
   if (b.head == b.ready.size()) {
     b.current = nullptr;
     void* nowhere;
@@ -228,6 +245,18 @@ inline void next() {
   b.current = to;
   thread_index = to->index;
   shim_switch(&from->stack_pointer, to->stack_pointer);
+}
+
+// Where threads arrive, in the orders of half of the seeds: copies may end there, and others go on
+// first. In the other orders copies are as late as they may be.
+inline void interleave() {
+  Block& b = block;
+  if (!b.interleaves) return;
+  u_int64_t choice = draw();
+  if (choice & 4 && !b.copies.empty()) land();
+  if ((choice & 3) != 3) return;
+  b.ready.push_back(b.current);
+  next();
 }
 
 inline void begin() {
@@ -271,6 +300,7 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   b.named.clear();
   b.copies.clear();
   b.random = seed;
+  b.interleaves = seed & 4;
   b.dynamic = nullptr;
   b.all.waiting.clear();
   b.ready.clear();
@@ -296,6 +326,9 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   check_registers();
   for (Fiber& fiber : b.fibers) {
     if (!fiber.stores.empty()) find("thread %u ends before its stores are done", fiber.index.x);
+  }
+  for (auto& [place, of] : b.mbarriers) {
+    if (!b.alive && of.pending != of.arrivals) find("an mbarrier has %ld arrivals in a phase that does not end", of.arrivals - of.pending);
   }
   if (b.alive && !b.mbarriers.empty()) {
     find("%zu threads of block %u are in a deadlock", b.alive, block_index.x);
@@ -584,8 +617,9 @@ void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
 
 // ---- sm_90a: copies by TMA, mbarriers, and tensor cores of warpgroups
 //
-// The worst that the machine may do: copies land when no thread can go on, products read shared
-// memory when they are waited for, and not before. What is overwritten before that is reported.
+// The worst that the machine may do: copies land when no thread can go on, or where one arrives at a
+// barrier; products read shared memory when they are waited for. What is written between that and
+// their issue, by threads or by copies, is reported.
 
 #define TENSOR_MAP const TensorMap&
 #define DYNAMIC_SHARED(NAME, BYTES) unsigned char* NAME = shim::dynamic_shared(BYTES)
@@ -689,8 +723,14 @@ inline void check_not_read(size_t start, size_t bytes) {
   }
 }
 
-// Reports what a product reads, which happens as TMA reads, and a thread has written and not fenced.
-inline void check_fenced(const std::vector<std::pair<size_t, size_t>>& reads) {
+// Reports what a product reads, from now until it is waited for, and a copy has yet to write; and
+// what a thread has written and not fenced, as TMA reads.
+inline void check_reads(const std::vector<std::pair<size_t, size_t>>& reads) {
+  for (const TmaLoad& copy : block.copies) {
+    for (auto [from, end] : reads) {
+      if (copy.start < end && from < copy.start + copy.bytes) find("a product reads what is being copied");
+    }
+  }
   for (const Fiber& fiber : block.fibers) {
     for (auto [low, high] : fiber.unfenced) {
       for (auto [from, end] : reads) {
@@ -710,7 +750,7 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
   memset(shared_bytes(start, bytes), 0xff, start + bytes <= block.dynamic_bytes ? bytes : 0);
   std::vector<int> first(coordinates, coordinates + count);
   TensorMap copied = map;
-  block.copies.push_back([=] {
+  auto run = [=] {
     each_of_box(copied, first.data(), [&](size_t byte, bool is_there, size_t offset) {
       unsigned char* at = shared_bytes(swizzled(start + byte), copied.element);
       if (is_there) memcpy(at, (const unsigned char*)copied.base + offset, copied.element);
@@ -720,7 +760,8 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
     barrier.bytes -= (long)bytes;
     if (barrier.bytes < 0) find("more bytes are copied than an mbarrier expects");
     end_phase(barrier);
-  });
+  };
+  block.copies.push_back(TmaLoad{start, bytes, run});
 }
 
 // Stores what a box holds now; what it holds when the store is waited for must be the same, since
@@ -858,7 +899,10 @@ inline void mbarrier_init_fence() {
   }
 }
 inline void mbarrier_expect(unsigned long long* place, unsigned int bytes) { shim::arrive(shim::known(place), bytes); }
-inline void mbarrier_arrive(unsigned long long* place) { shim::arrive(shim::known(place), 0); }
+inline void mbarrier_arrive(unsigned long long* place) {
+  shim::arrive(shim::known(place), 0);
+  shim::interleave();
+}
 inline void mbarrier_wait(unsigned long long* place, unsigned int parity) {
   shim::Mbarrier& barrier = shim::known(place);
   while (barrier.parity == parity && barrier.arrivals) {
@@ -882,6 +926,7 @@ template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
 inline void fence_proxy_async() { shim::block.current->unfenced.clear(); }
 inline void sync_warpgroup(unsigned int barrier) {
   if (barrier < 1 || barrier > 15) shim::find("there is no barrier %u", barrier);
+  shim::interleave();
   shim::barrier_wait(shim::block.named[barrier], 128, "sync_warpgroup");
 }
 template <class... C> void tma_store(const TensorMap& map, const void* from, C... at) {
@@ -935,7 +980,7 @@ void warpgroup_mma(float (&c)[COUNT], u_int64_t a, u_int64_t b) {
     auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
     auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
     std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(x, A_MN, 64), shim::reads_of(y, B_MN, 2 * COUNT)};
-    shim::check_fenced(reads);
+    shim::check_reads(reads);
     of.pending.push_back(shim::Multiplication{reads, run, of.group});
   });
 }
@@ -960,7 +1005,9 @@ void warpgroup_mma(float (&c)[COUNT], const unsigned int (&a)[4], u_int64_t b) {
     };
     auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
     auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
-    of.pending.push_back(shim::Multiplication{{shim::reads_of(y, B_MN, 2 * COUNT)}, run, of.group});
+    std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(y, B_MN, 2 * COUNT)};
+    shim::check_reads(reads);
+    of.pending.push_back(shim::Multiplication{reads, run, of.group});
   });
 }
 

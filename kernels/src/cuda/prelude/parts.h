@@ -368,6 +368,32 @@ template <class C> PART C silu_grad(C x, C dy) {
   return dy * (s * inner);
 }
 
+// ---- accumulators of tensor cores, stored by quads
+
+// Lanes whose numbers differ in `bits` exchange: the lower one keeps `low` and receives the other's
+// `low`, the upper one keeps `high` and receives the other's `high`.
+PART void exchange(u32& low, u32& high, int bits) {
+  const bool is_upper = threadIdx.x & bits;
+  const u32 received = shuffle_xor(is_upper ? low : high, bits);
+  if (is_upper) low = received;
+  else high = received;
+}
+// Pairs of columns that the four lanes of a quad have of 1, 2 or 4 tiles of 8 columns: of one tile
+// before, and then adjacent ones. Of two tiles lane 0 has the first half of the first, lane 1 that
+// of the second, lanes 2 and 3 the others; of four each lane has the tile of its number.
+PART void exchange_columns(u32 (&pairs)[2]) { exchange(pairs[0], pairs[1], 1); }
+PART void exchange_columns(u32 (&pairs)[4]) {
+  exchange(pairs[0], pairs[1], 1);
+  exchange(pairs[2], pairs[3], 1);
+  exchange(pairs[0], pairs[2], 2);
+  exchange(pairs[1], pairs[3], 2);
+}
+template <class T, int N> PART Vector<T, 2 * N> vector_of(const u32 (&pairs)[N]) {
+  Vector<T, 2 * N> x;
+  memcpy((void*)&x, pairs, sizeof x);
+  return x;
+}
+
 // ---- attention on tensor cores
 
 // Two 16 x 8 accumulators that lie side by side, as a 16 x 16 fragment of `a`.
