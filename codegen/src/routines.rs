@@ -338,30 +338,36 @@ fn padded_slots(params: &[Source], pitches: &[Option<Pitch>]) -> Vec<Option<Pitc
     slots.map(|param| kept(params, param).and_then(|result| pitches[result])).collect()
 }
 
-/// Lowers both halves of a layer.
+/// How the gradients of parameters are added up, of those that are late or of the others: whether
+/// each is added to what its slot holds, and the type to which its slot rounds.
+fn sums(
+    differentiable: &[usize],
+    fused: &FusedLayer,
+    variant: &Variant,
+    is_late: bool,
+) -> (Vec<bool>, Vec<Option<DType>>) {
+    let params = differentiable.iter().zip(&fused.is_late);
+    let params = params.filter(|(_, late)| **late == is_late);
+    params.map(|(param, _)| (variant.adds[*param], variant.rounded[*param])).unzip()
+}
+
+/// Lowers both halves of a layer, and what is left of the second.
 fn lower_layer(
     primal: &Function,
     fused: &FusedLayer,
     variant: &Variant,
     table: &mut KernelTable,
 ) -> Result<Layer, Refusal> {
-    let (param_count, primal_results) = (primal.param_count, primal.results.len());
     let halves = Arc::clone(&fused.halves);
     let differentiable: Vec<usize> =
         primal.differentiable_params().map(ir::ValueId::index).collect();
-    let result_adds = vec![variant.accumulate_results; primal_results];
+    let result_adds = vec![variant.accumulate_results; primal.results.len()];
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
-    let of = |wanted: bool| {
-        let params = differentiable.iter().zip(&fused.is_late);
-        let params = params.filter(move |(_, late)| **late == wanted).map(|(param, _)| *param);
-        let sums = params.map(|param| (variant.adds[param], variant.rounded[param]));
-        sums.unzip::<bool, Option<DType>, Vec<_>, Vec<_>>()
-    };
-    let (mut adds, mut rounded) = of(false);
+    let (mut adds, mut rounded) = sums(&differentiable, fused, variant, false);
     adds.resize(halves.backward.results.len(), false);
     rounded.resize(halves.backward.results.len(), None);
-    let (late_adds, late_rounded) = of(true);
+    let (late_adds, late_rounded) = sums(&differentiable, fused, variant, true);
     let late_params = halves.late.as_ref().map_or(&[][..], |late| &late.params);
     let [front, back] = &fused.fused;
     let choices = [front.choice, back.choice];
@@ -399,7 +405,7 @@ fn lower_layer(
     };
     Ok(Layer {
         name: primal.name.clone(),
-        param_count,
+        param_count: primal.param_count,
         differentiable,
         is_late: fused.is_late.clone(),
         halves,

@@ -137,6 +137,21 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     assert!(errors.contains("ZeRO-2 and ZeRO-3"), "{errors}");
 }
 
+/// Stages of CPUs are interleaved as well, where the batch allows it.
+#[test]
+fn stages_of_cpus_are_interleaved() {
+    let scratch = tiny("chunks-of-cpus");
+    let asked = "tiny --ranks 2 --gbs 8 --seq 16";
+    scratch.answer(&format!("plan {asked} --fix pp=2,vpp=2,mbs=1 -o x.plan"));
+    let plan = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
+    assert!(plan.contains("schedule interleaved stages 1 2 3 4"), "{plan}");
+    let verified = scratch.json("verify tiny --plan x.plan --json");
+    assert_eq!(verified["meshes"][0]["pp"], 2, "{verified:#}");
+    // One micro-batch cannot go round two stages.
+    let output = scratch.run(&format!("plan {asked} --fix pp=2,vpp=2,mbs=8"));
+    assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Each cell of a sweep is what `plan` answers about it; the file has the same rows, and the map
 /// names the best one.
 #[test]

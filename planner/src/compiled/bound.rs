@@ -4,8 +4,8 @@
 //!
 //! A step has two phases, which the reduction of the loss over all ranks parts. In the first, a
 //! stage works on m micro-batches after the stages before it have worked on their first chunk of
-//! one: that chain is one bound, and W / C is another. In the second, gradients are reduced and parameters updated: again
-//! a chain, and W / C. The update is charged its largest region alone.
+//! one: that chain is one bound, and W / C is another. In the second, gradients are reduced and
+//! parameters updated: again a chain, and W / C. The update is charged its largest region alone.
 
 use codegen::calls::{Calls, Operand};
 use ir::plan::Optimizer;

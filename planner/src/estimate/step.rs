@@ -248,7 +248,7 @@ impl Terms<'_> {
         let in_flight = match c.schedule {
             Schedule::GPipe => m,
             Schedule::OneForwardOneBackward if c.vpp > 1 => {
-                // Narayanan et al. 2021: 2 (p − 1 − i) + (v − 1) p passes of a chunk ahead, and one.
+                // Narayanan et al. 2021: 2 (p − 1 − i) + (v − 1) p passes of a chunk, and one.
                 // On the first stage 1 + (p−1)/(p v) of p, as in Korthikanti et al. 2022, 4.2.3.
                 (p + (p - 1.0 - 2.0 * i) / v).min(m)
             }
