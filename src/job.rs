@@ -203,6 +203,11 @@ impl Limited {
             Decision::Recompute,
         ];
         let refuse = |decision: Decision| {
+            if decision == Decision::Schedule {
+                let headline = "plans for CPUs are searched with `schedule=1f1b`".to_owned();
+                let help = "plan for a cluster of GPUs with -o FILE, and write `--plan FILE` here";
+                return usage("--fix", headline).help(help);
+            }
             let headline = format!("plans that this version compiles have no `{decision}`");
             usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
         };

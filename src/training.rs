@@ -238,6 +238,7 @@ fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), 
             let text = failure::read_text(path, "--plan")?;
             let plan = read_plan(&path.to_string(), &text, question)?;
             check_fits(question, &plan)?;
+            let plan = predicted_here(plan, question)?;
             return Ok((plan, format!("from `{path}`")));
         }
         PlanFrom::Checkpoint(place, text) => match read_plan(place, text, question) {
@@ -251,6 +252,17 @@ fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), 
     }
     let found = crate::plan(&question.job())?;
     Ok((found.plan, found.best.name.to_string()))
+}
+
+/// A plan with what is predicted of it on the cluster that is asked about, if that has CPUs and the
+/// plan was made for another.
+pub fn predicted_here(plan: Plan, question: &PlanRequest) -> Result<Plan, Diagnostic> {
+    let cluster = &question.cluster;
+    let is_of_cpus = cluster.target().is_some_and(|target| target.arch().is_none());
+    if !is_of_cpus || plan.cluster.split(" (").next() == Some(cluster.name.as_str()) {
+        return Ok(plan);
+    }
+    planner::compiled::predicted(&question.job(), &plan)
 }
 
 /// Whether a plan that nobody searched for fits in memory: `E3308` where it does not.

@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 
-use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule};
+use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction};
 use ir::precision::Precision;
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
@@ -280,6 +280,7 @@ impl Attempt<'_> {
         let best = self.evaluated[best].clone();
         let mut plan = self.table.plan(&best.candidate)?;
         predict(&mut plan, job, &best);
+        let bound_s = self.bound_s.map(|bound_s| bound_s.min(best.time.seconds));
         Ok(Found {
             plan,
             best,
@@ -287,7 +288,7 @@ impl Attempt<'_> {
             evaluated: self.evaluated,
             candidate_count: self.candidate_count,
             bounded_out: self.bounded_out,
-            bound_s: self.bound_s,
+            bound_s,
             complete: self.complete,
         })
     }
@@ -315,6 +316,20 @@ pub fn judge(job: &Job<'_>, plan: &Plan) -> Result<Found, Diagnostic> {
         bounded_out: attempt.bounded_out,
         complete: false,
     })
+}
+
+/// A plan that was made for another cluster, with what is predicted of it on that of a job.
+///
+/// # Errors
+/// `E2002` when the plan does not fit the module.
+pub fn predicted(job: &Job<'_>, plan: &Plan) -> Result<Plan, Diagnostic> {
+    let mut table = LayerTable::new(job)?;
+    let candidate = table.candidate_of(plan);
+    let scored = table.score(plan, &candidate)?;
+    let (cluster, predictions) = (job.cluster.describe(), Default::default());
+    let mut plan = Plan { cluster, predictions, ..plan.clone() };
+    predict(&mut plan, job, &scored);
+    Ok(plan)
 }
 
 /// Scores plans of a job, which share what is compiled for them.
@@ -392,7 +407,7 @@ fn assemble(
         microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
         seq: job.seq,
         precision: job.precision,
-        schedule: Schedule::OneForwardOneBackward,
+        schedule: candidate.schedule,
         stage_ends: candidate.stage_ends.clone(),
         context: ContextForm::default(),
         ep: 1,
@@ -419,7 +434,12 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
         Diagnostic::error("E3203", Span::of("--ranks"), headline)
             .help("use a batch that is a multiple of the number of ranks")
     });
-    diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch")
+    let diagnostic =
+        diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch");
+    match job.limits.fixed(Decision::Vpp).is_some_and(|chunks| chunks > 1) {
+        true => diagnostic.note("with vpp, pp divides the micro-batches, and pp · vpp are calls"),
+        false => diagnostic,
+    }
 }
 
 /// Says how far the closest candidate is from fitting, why, and what would fit.

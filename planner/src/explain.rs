@@ -121,7 +121,16 @@ pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)
     if pp > 1 {
         let ends: Vec<String> = candidate.stage_ends.iter().map(usize::to_string).collect();
         let ends = ends.join(", ");
-        push("PP", format!("{pp} stages that end before calls {ends}, 1F1B"));
+        let (chunks, schedule) = (candidate.stage_ends.len() / pp, candidate.schedule.name());
+        push(
+            "PP",
+            match chunks {
+                1 => format!("{pp} stages that end before calls {ends}, {schedule}"),
+                _ => {
+                    format!("{pp} stages of {chunks} chunks that end before calls {ends}, in turn")
+                }
+            },
+        );
     }
     if kinds.is_empty() {
         kinds.push(("none".to_owned(), "one rank does everything".to_owned()));

@@ -14,7 +14,7 @@ use crate::artefact::{EXTENSION, assemble};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
-use crate::training::read_plan;
+use crate::training::{predicted_here, read_plan};
 use crate::verbs::flags::RequestFlags;
 
 /// Flags of `compile`.
@@ -46,7 +46,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     cluster.compiled_for = archs.first().map(|first| Target::Cuda(*first));
     let (model, question) = args.asked.question_on(cluster, args.dropout)?;
     let plan = match &args.plan {
-        Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
+        Some(path) => {
+            let plan = read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?;
+            predicted_here(plan, &question)?
+        }
         None => crate::plan(&question.job())?.plan,
     };
     let contents = assemble(&model, &question, plan, &archs)?;

@@ -120,7 +120,7 @@ impl<'a> Class<'a> {
         let numbers = calls.numbers();
         let mut trained: BTreeMap<String, Arc<Layer>> = BTreeMap::new();
         for (chunk, number) in chunks.iter_mut().zip(plan.chunks_of(stage)) {
-            let adds = gradient_adds(chunk.own, &chunk.crossing[1], plan.microbatch_count);
+            let adds = gradient_adds(chunk.own, &chunk.crossing[1], additions(plan));
             let layers = chunk.own.iter().zip(&numbers[plan.calls_of(number)]).zip(&adds);
             let layers = layers.map(|((call, number), adds)| make(call, *number, adds));
             chunk.layers = layers.collect::<Result<_, _>>()?;
@@ -290,13 +290,20 @@ fn check_draws(function: &Function) -> Result<(), String> {
     }
 }
 
+/// How often gradients of weights are added up. Where some are late, calls do not come to a weight
+/// in the reverse of their order, so that the first to come is not known.
+fn additions(plan: &Plan) -> usize {
+    let splits = Pipeline::of(plan).splits();
+    if splits { plan.microbatch_count.max(2) } else { plan.microbatch_count }
+}
+
 /// Whether gradients of a stage are added to before anything was written to them in a step.
 ///
 /// # Errors
 /// A sentence, when the plan has other calls.
 pub(super) fn clears(calls: &Calls, plan: &Plan, stage: usize) -> Result<bool, String> {
     let chunks = Chunk::all(calls, plan, stage)?;
-    Ok(chunks.iter().any(|chunk| must_clear(chunk.own, plan.microbatch_count)))
+    Ok(chunks.iter().any(|chunk| must_clear(chunk.own, additions(plan))))
 }
 
 /// The weights of a class, with gradients and optimizer states.

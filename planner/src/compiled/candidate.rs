@@ -27,6 +27,9 @@ pub struct Candidate {
     /// What data-parallel ranks share.
     #[serde(default)]
     pub zero: Zero,
+    /// The order of micro-batches.
+    #[serde(default)]
+    pub schedule: Schedule,
 }
 
 impl Candidate {
@@ -52,6 +55,7 @@ impl Candidate {
             keeps: layers.iter().map(keep).collect(),
             stage_ends: plan.stage_ends.clone(),
             zero: plan.zero,
+            schedule: plan.schedule,
         }
     }
 
@@ -70,7 +74,7 @@ impl Candidate {
     /// The order of micro-batches.
     pub(super) fn pipeline(&self, job: &Job<'_>) -> Pipeline {
         Pipeline {
-            schedule: Schedule::OneForwardOneBackward,
+            schedule: self.schedule,
             stages: self.mesh.pp,
             chunks: self.chunks(),
             microbatches: self.microbatch_count(job),
@@ -91,6 +95,7 @@ impl Candidate {
             sequence_parallel: self.sequence,
             zero: self.zero,
             vpp: u32::try_from(self.chunks()).unwrap_or(u32::MAX),
+            schedule: self.schedule,
             ..of_mesh(self.mesh)
         };
         named(decided, calls, &self.stage_ends, &keeps)

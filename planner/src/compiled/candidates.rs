@@ -1,7 +1,7 @@
 //! The candidates: everything that the limits allow, each with a lower bound of its time.
 
 use codegen::specialise::attends;
-use ir::plan::{Keep, Optimizer, Zero};
+use ir::plan::{Keep, Optimizer, Schedule, Zero};
 use ir::{Diagnostic, Mesh};
 
 use super::bound::{Bound, Weights, bound};
@@ -62,6 +62,7 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
         keeps: vec![Keep::Full; table.layer_count()],
         stage_ends: vec![table.calls().calls.len()],
         zero: Zero::default(),
+        schedule: Schedule::default(),
     };
     let plan = table.plan(&candidate)?;
     table.check_weights(&plan)
@@ -69,9 +70,13 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
 
 /// Whether there is any candidate, before anything is compiled.
 pub(super) fn has_candidates(job: &Job<'_>) -> bool {
-    let meshes = Usable::of(job).map(|usable| usable.meshes(job, job.ranks));
-    let has_keys = |mesh: &Mesh| !keys(job, *mesh).is_empty() && !zeros(job, *mesh).is_empty();
-    meshes.is_ok_and(|meshes| meshes.iter().any(has_keys)) && !keep_sets(job, 1).is_empty()
+    let Ok(usable) = Usable::of(job) else { return false };
+    let has_chunks = |mesh: &Mesh| {
+        let keys = keys(job, *mesh).into_iter();
+        let mut chunks = keys.flat_map(|key| chunks(job, *mesh, key, usable.stages));
+        chunks.next().is_some() && !zeros(job, *mesh).is_empty()
+    };
+    usable.meshes(job, job.ranks).iter().any(has_chunks) && !keep_sets(job, 1).is_empty()
 }
 
 /// What the candidates of a key ask of layers.
@@ -110,8 +115,7 @@ fn add_cuts(
 ) -> Result<(), Diagnostic> {
     let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
-    let microbatches = job.global_batch_size / key.dp / key.microbatch_size;
-    let chunks = chunks(job, mesh, microbatches, seconds.len()).into_iter();
+    let chunks = chunks(job, mesh, key, seconds.len()).into_iter();
     let most = |chunks| if chunks == 1 { CUTS_MAX } else { CHUNK_CUTS_MAX };
     for stage_ends in chunks.flat_map(|chunks| cuts(&seconds, mesh.pp * chunks, most(chunks))) {
         for zero in zeros(job, mesh) {
@@ -122,6 +126,7 @@ fn add_cuts(
                 keeps: keeps.to_vec(),
                 stage_ends: stage_ends.clone(),
                 zero,
+                schedule: Schedule::default(),
             };
             let bound = bound(job, weights, &prices, &candidate);
             all.push((candidate, bound));
@@ -131,7 +136,8 @@ fn add_cuts(
 }
 
 /// How many chunks a stage may have: several where stages divide the micro-batches.
-fn chunks(job: &Job<'_>, mesh: Mesh, microbatches: usize, calls: usize) -> Vec<usize> {
+fn chunks(job: &Job<'_>, mesh: Mesh, key: Key, calls: usize) -> Vec<usize> {
+    let microbatches = job.global_batch_size / key.dp / key.microbatch_size;
     let goes_round = mesh.pp > 1 && microbatches.is_multiple_of(mesh.pp);
     let may = |chunks: &usize| (*chunks == 1 || goes_round) && allows(job, Decision::Vpp, *chunks);
     (1..=calls / mesh.pp).filter(may).collect()

@@ -117,7 +117,8 @@ impl Class<'_> {
             let results = layer.halves.backward.results.len();
             let passed = results - layer.passed()..results;
             slots.extend(passed.map(|at| chunk.buffer(Item::Passed(call, at), microbatch)));
-            if results > 0 {
+            // All of its gradients may be late.
+            if results > 0 || layer.weights.is_none() {
                 let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
                 steps.push(Step::Call { routine: chunk.routines[call].backward, slots, frame });
             }

@@ -1,7 +1,7 @@
 //! One model on four clusters: four plans, each the fastest of all that there are.
 
 use ir::Mesh;
-use ir::plan::Zero;
+use ir::plan::{Schedule, Zero};
 
 use super::*;
 use crate::check::check;
@@ -92,6 +92,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
                     keeps: (0..layers.len()).map(keep).collect(),
                     stage_ends: stage_ends.clone(),
                     zero: Zero { stage, shard: 0 },
+                    schedule: Schedule::default(),
                 };
                 let functions = layers.iter().enumerate().map(|(at, name)| {
                     let shardings = sharded.functions[name].clone();
