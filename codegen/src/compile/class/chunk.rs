@@ -30,12 +30,12 @@ pub(super) struct Routines {
     pub(super) weights: Option<usize>,
 }
 
-/// What a micro-batch has of its own.
+/// What a pass of a micro-batch makes, and later calls or passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Item {
     /// A value that calls exchange.
     Value(ValueId),
-    /// The gradient of a value, where those of weights are late and read it.
+    /// The gradient of a value.
     Cotangent(ValueId),
     /// A result of a call that is kept for its backward pass: both by number.
     Kept(usize, usize),
