@@ -156,6 +156,21 @@ fn stages_of_cpus_are_interleaved() {
     assert!(errors.contains("pp divides the micro-batches"), "{errors}");
 }
 
+/// A weight that a product reads in one layer and a sum in another: its late gradient comes after
+/// that which is not, whatever the order of the calls.
+#[test]
+fn late_gradients_are_added_to_others_of_their_weight() {
+    let scratch = Scratch::new("late-gradients");
+    scratch.write("shared.graph", include_str!("shared.graph"));
+    scratch.answer("plan shared.graph --ranks 2 --gbs 4 --fix pp=2,mbs=4 -o x.plan");
+    let plan = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
+    let late = plan.replacen("schedule 1f1b stages 3 4", "schedule zb-h1 stages 3 4", 1);
+    assert!(late != plan, "{plan}");
+    scratch.write("late.plan", &late);
+    let verified = scratch.json("verify shared.graph --plan late.plan --json");
+    assert_eq!(verified["meshes"][0]["pp"], 2, "{verified:#}");
+}
+
 /// Each cell of a sweep is what `plan` answers about it; the file has the same rows, and the map
 /// names the best one.
 #[test]
