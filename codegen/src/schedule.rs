@@ -40,6 +40,14 @@ impl Turn {
     }
 }
 
+/// Whether a schedule computes the gradients of weights apart from those of activations.
+pub fn splits_backward(schedule: Schedule) -> bool {
+    match schedule {
+        Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => true,
+        Schedule::GPipe | Schedule::OneForwardOneBackward => false,
+    }
+}
+
 /// The pipeline of a plan, as one of its stages sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipeline {
@@ -67,10 +75,10 @@ impl Pipeline {
     /// What a stage does with its micro-batches, in order: some forward passes, then forward and
     /// backward passes in turn, then the backward passes that are left.
     ///
-    /// Chunks take turns (Narayanan et al. 2021): as many micro-batches as there are stages go
-    /// through a chunk, then through the next one. Without bubbles (Qi et al. 2023, figures 2 and
-    /// 3) the gradients of weights of the first micro-batches are put off, the more of them the
-    /// later a stage begins, so that the stages before get their gradients sooner.
+    /// Interleaved (Narayanan et al. 2021), pp micro-batches go through a chunk, then through the
+    /// next one. Under zero bubble (Qi et al. 2023, figures 2 and 3) a stage puts off the gradients
+    /// of weights of its first micro-batches, the more of them the later it begins, so that the
+    /// stages before get their gradients sooner.
     pub fn turns(&self, stage: usize) -> Vec<Turn> {
         let passes = self.passes();
         let put_off = self.put_off(stage);
@@ -96,10 +104,7 @@ impl Pipeline {
 
     /// Whether the gradients of weights are computed apart from those of activations.
     pub fn splits(&self) -> bool {
-        match self.schedule {
-            Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => true,
-            Schedule::GPipe | Schedule::OneForwardOneBackward => false,
-        }
+        splits_backward(self.schedule)
     }
 
     /// Of how many micro-batches a stage puts off the gradients of weights; none where they are not
@@ -115,16 +120,12 @@ impl Pipeline {
     /// For each chunk of a stage, the micro-batches whose values it holds at once, at most: until
     /// the gradients of weights are there.
     pub fn in_flight(&self, stage: usize) -> Vec<usize> {
-        let (mut held, mut most) = (vec![0; self.chunks], vec![0; self.chunks]);
-        for turn in self.first_rounds().turns(stage) {
-            if let Turn::Forward { chunk, .. } = turn {
-                held[chunk] += 1;
-                most[chunk] = held[chunk].max(most[chunk]);
-            } else if self.ends(turn) {
-                held[turn.chunk()] -= 1;
-            }
-        }
-        most
+        let of = |chunk: usize| {
+            let mut only = vec![0; self.chunks];
+            only[chunk] = 1;
+            self.most_held(stage, &only) as usize
+        };
+        (0..self.chunks).map(of).collect()
     }
 
     /// Whether the work of a chunk on a micro-batch ends with a turn.

@@ -156,8 +156,8 @@ fn stages_of_cpus_are_interleaved() {
     assert!(errors.contains("pp divides the micro-batches"), "{errors}");
 }
 
-/// A weight that a product reads in one layer and a sum in another: its late gradient comes after
-/// that which is not, whatever the order of the calls.
+/// A product reads a weight in one layer and a sum reads it in another: its late gradient is added
+/// to the other one, whatever the order of the calls.
 #[test]
 fn late_gradients_are_added_to_others_of_their_weight() {
     let scratch = Scratch::new("late-gradients");

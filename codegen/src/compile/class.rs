@@ -25,7 +25,7 @@ use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
 use crate::weights::{is_multiplied, weight_places};
-use chunk::{Chunk, Routines};
+use chunk::{Chunk, Routines, own_calls};
 
 /// Where things happen within the work on one micro-batch: on the calls of all chunks.
 #[derive(Clone, Copy)]
@@ -133,8 +133,7 @@ impl<'a> Class<'a> {
             let mut maker =
                 Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
             for (chunk, number) in chunks.iter_mut().zip(plan.chunks_of(stage)) {
-                let own = evaluated.calls.get(plan.calls_of(number));
-                let own = own.ok_or("the stages do not fit")?;
+                let own = own_calls(evaluated, plan, number)?;
                 chunk.evaluation = Some(Evaluation::new(&mut maker, own, chunk.own)?);
             }
         }
@@ -264,8 +263,8 @@ impl<'a> Class<'a> {
     }
 }
 
-/// Micro-batches go through interleaved chunks in rounds of as many as there are stages: in shorter
-/// ones stages would send to each other in other orders than they receive.
+/// Micro-batches go through interleaved chunks in rounds of pp. In a shorter round a stage would
+/// receive messages in another order than its neighbour sends them.
 fn check_rounds(plan: &Plan) -> Result<(), String> {
     let (count, pp) = (plan.microbatch_count, plan.mesh.pp);
     if plan.chunks_per_stage() == 1 || count.is_multiple_of(pp) {
@@ -302,8 +301,12 @@ fn additions(plan: &Plan) -> usize {
 /// # Errors
 /// A sentence, when the plan has other calls.
 pub(super) fn clears(calls: &Calls, plan: &Plan, stage: usize) -> Result<bool, String> {
-    let chunks = Chunk::all(calls, plan, stage)?;
-    Ok(chunks.iter().any(|chunk| must_clear(chunk.own, additions(plan))))
+    for chunk in plan.chunks_of(stage) {
+        if must_clear(own_calls(calls, plan, chunk)?, additions(plan)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The weights of a class, with gradients and optimizer states.

@@ -14,9 +14,9 @@
 //!
 //! A convolution is a product whose second operand, the image, has borders: copies to shared memory
 //! compute where an element lies, and write zeros beyond the image (implicit GEMM, as cuDNN's).
-//! Its gradients are convolutions too. Images of which the channels are contiguous are copied by
-//! vectors along them, which are then the innermost loop of k; of others the elements that
-//! adjacent threads copy are adjacent along the image's rows.
+//! Its gradients are convolutions too. NHWC images are copied by vectors along the channels, which
+//! are then the innermost loop of k; of NCHW images adjacent threads copy adjacent elements of a
+//! row.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 32 in three stages of `cp.async`, warp tiles of 64 × 32; the

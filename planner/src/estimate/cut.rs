@@ -19,6 +19,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
+use codegen::schedule::splits_backward;
 use rustc_hash::FxHashMap;
 
 use super::Estimator;
@@ -233,7 +234,7 @@ impl StagePartitions<'_> {
     }
 
     fn is_split(&self) -> bool {
-        matches!(self.c.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2)
+        splits_backward(self.c.schedule)
     }
 
     /// F, B and W, in seconds, of a stage with `recompute_s` seconds of recomputation; B is without

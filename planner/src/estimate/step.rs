@@ -10,6 +10,7 @@
 //!
 //! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i.
 
+use codegen::schedule::splits_backward;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -243,25 +244,8 @@ impl Terms<'_> {
         let parameters = stage.parameters + stage.expert_parameters;
         let shards: f64 = weights(c, stage).iter().map(Weights::held).sum();
         let held = |from: u8| if c.zero.stage >= from { shards } else { parameters };
-        let (p, i, v) = (f64::from(c.pp), f64::from(index), f64::from(c.vpp));
         let m = count as f64;
-        let in_flight = match c.schedule {
-            Schedule::GPipe => m,
-            Schedule::OneForwardOneBackward if c.vpp > 1 => {
-                // Narayanan et al. 2021: 2 (p − 1 − i) + (v − 1) p passes of a chunk, and one.
-                // On the first stage 1 + (p−1)/(p v) of p, as in Korthikanti et al. 2022, 4.2.3.
-                (p + (p - 1.0 - 2.0 * i) / v).min(m)
-            }
-            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => (p - i).min(m),
-            Schedule::ZeroBubbleH2 => (2.0 * (p - i) - 1.0).min(m),
-        };
-        // Those that wait for their gradients of weights (Qi et al. 2023, figures 2 and 3).
-        let splits = matches!(c.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2);
-        let waiting = match c.schedule {
-            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
-            Schedule::ZeroBubbleH1 => i.min(m - in_flight),
-            Schedule::ZeroBubbleH2 => (2.0 * i).min(m - in_flight),
-        };
+        let [in_flight, waiting] = held_microbatches(c, index, m);
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
         let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
         let gathered = if c.zero.stage == 3 { self.gathered_bytes(c, stage) } else { 0.0 };
@@ -274,7 +258,7 @@ impl Terms<'_> {
         let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
         let [read, made] = stage.put_off;
         // Those that a backward pass makes are there beside what it reads.
-        let made = if splits { made * (waiting + 1.0).min(m) } else { 0.0 };
+        let made = if splits_backward(c.schedule) { made * (waiting + 1.0).min(m) } else { 0.0 };
         let kept = stage.saved * (in_flight - 1.0) + read * waiting + made;
         let sent = stage.sent * (in_flight + waiting);
         let activations_bytes = kept * on_device(c.offload.activations) + stage.saved + sent;
@@ -374,6 +358,24 @@ impl Terms<'_> {
     }
 }
 
+/// Of `m` micro-batches those whose activations a stage holds at once, and those that wait for
+/// their gradients of weights: what [`Pipeline`](codegen::schedule::Pipeline) counts.
+fn held_microbatches(c: &Configuration, stage: u32, m: f64) -> [f64; 2] {
+    let (p, i, v) = (f64::from(c.pp), f64::from(stage), f64::from(c.vpp));
+    // Qi et al. 2023, figures 2 and 3.
+    let [in_flight, waiting] = match c.schedule {
+        Schedule::GPipe => [m, 0.0],
+        // Narayanan et al. 2021: 2 (p − 1 − i) + (v − 1) p passes of a chunk, and one. On the first
+        // stage 1 + (p−1)/(p v) of p, as in Korthikanti et al. 2022, 4.2.3.
+        Schedule::OneForwardOneBackward if c.vpp > 1 => [p + (p - 1.0 - 2.0 * i) / v, 0.0],
+        Schedule::OneForwardOneBackward => [p - i, 0.0],
+        Schedule::ZeroBubbleH1 => [p - i, i],
+        Schedule::ZeroBubbleH2 => [2.0 * (p - i) - 1.0, 2.0 * i],
+    };
+    let in_flight = in_flight.min(m);
+    [in_flight, waiting.min(m - in_flight)]
+}
+
 /// Bytes of frozen weights that a rank holds between their uses.
 fn frozen_bytes(c: &Configuration, stage: &Stage) -> f64 {
     let shards = weights(c, stage).map(|w| if c.zero.stage == 3 { w.shard as f64 } else { 1.0 });
@@ -468,6 +470,8 @@ impl After {
 
 #[cfg(test)]
 mod tests {
+    use codegen::schedule::Pipeline;
+
     use crate::cluster::Cluster;
     use crate::estimate::profile::PROFILES;
     use crate::estimate::rates::Arithmetic;
@@ -475,6 +479,29 @@ mod tests {
     use crate::estimate::{Estimator, Job, legal};
 
     use super::*;
+
+    /// As many micro-batches as the order of passes has under way on each stage.
+    #[test]
+    fn held_microbatches_are_those_of_the_schedule() {
+        let sizes = (1..=5).flat_map(|pp| (1..=3).map(move |vpp| (pp, vpp)));
+        for (pp, vpp) in sizes.filter(|(pp, vpp)| *pp > 1 || *vpp == 1) {
+            for schedule in Schedule::ALL {
+                if vpp > 1 && schedule != Schedule::OneForwardOneBackward {
+                    continue;
+                }
+                let c = Configuration { pp, vpp, schedule, ..Configuration::default() };
+                for (stage, rounds) in (0..pp).flat_map(|stage| [(stage, 1), (stage, 6)]) {
+                    let [stages, chunks] = [pp, vpp].map(|count| count as usize);
+                    let microbatches = rounds * stages;
+                    let pipeline = Pipeline { schedule, stages, chunks, microbatches };
+                    let passes = pipeline.most_held(stage as usize, &vec![1; chunks]) as f64;
+                    let [in_flight, waiting] = held_microbatches(&c, stage, microbatches as f64);
+                    let held = f64::from(vpp) * (in_flight + waiting);
+                    assert!((held - passes).abs() < 1e-9, "{c} {stage}: {held} for {passes}");
+                }
+            }
+        }
+    }
 
     /// Where nothing else cuts them, experts are weights like all others: what is exchanged, moved
     /// and held is the same whichever of both a stage's weights are.

@@ -5,7 +5,7 @@
 //! of passes, as the schedule's authors give it, and a pass begins when its stage is free and what
 //! it needs has arrived.
 
-use codegen::schedule::{Pipeline, Turn};
+use codegen::schedule::{Pipeline, Turn, splits_backward};
 
 use crate::configuration::{Configuration, Recompute, Schedule};
 use crate::estimate::price::{Inside, LayerPrice, Prices};
@@ -138,7 +138,7 @@ impl Line {
     }
 
     fn splits(&self) -> bool {
-        matches!(self.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2)
+        splits_backward(self.schedule)
     }
 
     /// When what a pass needs has arrived, if it has been sent.

@@ -58,7 +58,7 @@ pub(super) struct Room {
 /// The last pass of a micro-batch that needs something.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
-    /// That which makes it.
+    /// The pass that makes it.
     SamePass,
     /// The backward pass.
     Backward,
@@ -126,6 +126,19 @@ pub(super) struct Chunk<'a> {
     pub(super) buffers: BTreeMap<(Item, usize), BufferId>,
 }
 
+/// The calls of a chunk, which is counted among those of all stages.
+///
+/// # Errors
+/// A sentence, when the plan has other calls.
+pub(super) fn own_calls<'a>(
+    calls: &'a Calls,
+    plan: &Plan,
+    chunk: usize,
+) -> Result<&'a [Call], String> {
+    let own = calls.calls.get(plan.calls_of(chunk));
+    own.ok_or_else(|| "the stages do not fit".to_owned())
+}
+
 impl<'a> Chunk<'a> {
     /// The chunks of a stage, without their layers.
     ///
@@ -141,7 +154,7 @@ impl<'a> Chunk<'a> {
         let mut chunks: Vec<Chunk<'a>> = Vec::new();
         for (number, in_flight) in plan.chunks_of(stage).zip(in_flight) {
             let range = plan.calls_of(number);
-            let own = calls.calls.get(range.clone()).ok_or("the stages do not fit")?;
+            let own = own_calls(calls, plan, number)?;
             let stage_of = |other: usize| (other < all).then(|| other % plan.mesh.pp);
             chunks.push(Chunk {
                 own,

@@ -227,8 +227,8 @@ fn what_is_left_open_is_looked_at_again() {
     assert!(closed < 2 || (open > 0 && closed > 10), "{open} {closed}");
 }
 
-/// Llama 3 8B on two B200 that hold just what it takes: a stage of 17 layers of which 16 are
-/// computed again is faster than two of 16 that compute all of theirs, and the answer is no slower.
+/// Llama 3 8B on two B200 that hold just what it takes: a stage of 17 layers that recomputes 16 of
+/// them is faster than two of 16 that recompute all of theirs, and the answer is no slower.
 #[test]
 fn more_layers_than_an_even_stage_has_are_counted() {
     let mut shape = models::shape("llama-3-8b").unwrap();
