@@ -43,6 +43,18 @@ pub(crate) fn relayed(
     Ok(relayed)
 }
 
+/// What the gradients of weights that calls make are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// Those of all calls before, of this number of micro-batches.
+    OfStep {
+        /// The micro-batches.
+        terms: usize,
+    },
+    /// Nothing but others of the same call: ranks sum them, which share gradients.
+    OfEachCall,
+}
+
 /// For each call of a stage and each of its operands, whether the operand's gradient is added to
 /// what its buffer holds.
 ///
@@ -50,7 +62,7 @@ pub(crate) fn relayed(
 /// that nothing is cleared first; later ones add. With several micro-batches all gradients of
 /// weights are added. The cotangent of a value is overwritten in each micro-batch, unless it has
 /// `arrived` from a later stage.
-pub fn gradient_adds(own: &[Call], arrived: &[ValueId], microbatch_count: usize) -> Vec<Vec<bool>> {
+pub fn gradient_adds(own: &[Call], arrived: &[ValueId], sums: Sums) -> Vec<Vec<bool>> {
     let mut touched: Vec<Operand> = arrived.iter().map(|v| Operand::Value(*v)).collect();
     let mut adds = Vec::new();
     for call in own.iter().rev() {
@@ -58,7 +70,11 @@ pub fn gradient_adds(own: &[Call], arrived: &[ValueId], microbatch_count: usize)
             // Gradients of one routine have no order among them.
             Operand::Weight(_) => {
                 let twice = call.operands.iter().enumerate().any(|(b, o)| b != at && o == operand);
-                microbatch_count > 1 || twice || touched.contains(operand)
+                let is_added = match sums {
+                    Sums::OfStep { terms } => terms > 1 || touched.contains(operand),
+                    Sums::OfEachCall => false,
+                };
+                twice || is_added
             }
             Operand::Value(_) => touched.contains(operand),
             Operand::Cache(_)
@@ -87,8 +103,11 @@ pub fn rounded_gradients(call: &Call, precision: &Precision) -> Vec<Option<DType
 }
 
 /// Whether the gradient of a weight is added to before anything was written to it in this step.
-pub(crate) fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
-    let adds = gradient_adds(own, &[], microbatch_count);
+pub(crate) fn must_clear(own: &[Call], sums: Sums) -> bool {
+    if sums == Sums::OfEachCall {
+        return false;
+    }
+    let adds = gradient_adds(own, &[], sums);
     let mut touched = Vec::new();
     for (call, adds) in own.iter().zip(adds).rev() {
         for (operand, adds) in call.operands.iter().zip(adds) {

@@ -79,7 +79,6 @@ impl Features {
             (self.on_gpus, "devices that are GPUs"),
             (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
-            (stage > 1, "ZeRO-2 and ZeRO-3"),
             (is_split && is_partly, "ZeRO over some of the data-parallel ranks"),
             (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),
             (self.offload.places().into_iter().any(is_moved), "offload"),

@@ -78,6 +78,7 @@ impl Footprint {
     fn of(program: &Program) -> Footprint {
         let (stage, arena) = (program.stage, program.arena_bytes);
         let mut footprint = Footprint { stage, arena, ..Footprint::default() };
+        let splits_gradients = program.splits_gradients();
         for buffer in &program.buffers {
             match buffer.contents {
                 Contents::Param(_) => footprint.params += buffer.bytes,
@@ -89,11 +90,15 @@ impl Footprint {
                 Contents::Shard { role, .. } => match role {
                     ShardRole::Master => footprint.masters += buffer.bytes,
                     ShardRole::State(_) | ShardRole::Scale(_) => footprint.states += buffer.bytes,
+                    ShardRole::Param => footprint.params += buffer.bytes,
+                    ShardRole::Grad if splits_gradients => footprint.grads += buffer.bytes,
                     // They lie where activations were.
-                    ShardRole::Grad | ShardRole::Rounded => {}
+                    ShardRole::Grad | ShardRole::Term | ShardRole::Rounded => {}
                 },
                 Contents::Cache(_) => footprint.caches += buffer.bytes,
-                Contents::Feed(_)
+                Contents::Gathered { .. }
+                | Contents::Term { .. }
+                | Contents::Feed(_)
                 | Contents::Stats
                 | Contents::Output
                 | Contents::Activation
@@ -166,9 +171,17 @@ fn workspace(program: &Program, kernels: &[Kernel], target: Option<Target>, thre
 /// of collectives lie and nothing that outlives a call.
 fn scratch(program: &Program) -> [u64; 2] {
     let range = |buffer: &Buffer| [buffer.offset, buffer.offset + buffer.bytes];
+    let splits_gradients = program.splits_gradients();
+    let passes = |role: ShardRole| match role {
+        ShardRole::Grad => !splits_gradients,
+        ShardRole::Term | ShardRole::Rounded => true,
+        ShardRole::Master | ShardRole::Param | ShardRole::State(_) | ShardRole::Scale(_) => false,
+    };
     let kept = program.buffers.iter().filter(|buffer| match &buffer.contents {
-        Contents::Frame | Contents::View => false,
-        Contents::Shard { role, .. } => !matches!(role, ShardRole::Grad | ShardRole::Rounded),
+        Contents::Frame | Contents::View | Contents::Gathered { .. } | Contents::Term { .. } => {
+            false
+        }
+        Contents::Shard { role, .. } => !passes(*role),
         Contents::Param(_)
         | Contents::Master(_)
         | Contents::Grad(_)
@@ -183,8 +196,8 @@ fn scratch(program: &Program) -> [u64; 2] {
     let mut ranges: Vec<[u64; 2]> = kept.map(range).collect();
     let kept = covered(&mut ranges);
     let exchanged = program.buffers.iter().filter(|buffer| {
-        let Contents::Shard { role, .. } = &buffer.contents else { return false };
-        matches!(role, ShardRole::Grad | ShardRole::Rounded)
+        let is_piece = matches!(&buffer.contents, Contents::Shard { role, .. } if passes(*role));
+        is_piece || buffer.contents.passing().is_some()
     });
     ranges.extend(exchanged.map(range));
     let steps = program.steps.iter().chain(&program.evaluate);

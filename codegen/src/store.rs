@@ -1,5 +1,7 @@
 //! The buffers of one class of ranks, as they are collected and then placed.
 
+mod units;
+
 use std::collections::BTreeMap;
 
 use ir::DType;
@@ -12,6 +14,7 @@ use ir::program::{
 use serde::Serialize;
 
 use crate::arena::{Lifetime, pack};
+pub(crate) use units::{Passing, Unit, extents_of_units};
 
 /// A weight as a class holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +39,19 @@ pub(crate) struct WeightPlace {
     pub(crate) is_coded: bool,
     /// The stages that hold it.
     pub(crate) stages: Vec<usize>,
+    /// The calls that read it, where ranks along `dp` share gradients.
+    pub(crate) callers: Vec<Caller>,
     /// Whether this stage is the first of them.
     pub(crate) owned: bool,
+}
+
+/// A call that reads a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Caller {
+    /// Its number among the calls of the entry.
+    pub(crate) call: usize,
+    /// Whether it makes the gradient after those of activations.
+    pub(crate) is_late: bool,
 }
 
 /// Weights that lie side by side because they are reduced, counted and updated alike.
@@ -101,8 +115,9 @@ pub(crate) struct Bucket {
     pub(crate) region: Region,
     /// Elements of one piece.
     pub(crate) piece: usize,
-    /// Views of the whole bucket.
+    /// The view of the whole bucket's parameters; where calls gather them, of those of one call.
     pub(crate) params: BufferId,
+    /// The view of the whole bucket's gradients; where ranks share these, the piece of their sum.
     pub(crate) grads: BufferId,
     /// The piece of what is updated, of each optimizer state, and of the scales of these.
     pub(crate) master: BufferId,
@@ -115,6 +130,10 @@ pub(crate) struct Store {
     regions: Vec<RegionPlace>,
     /// Empty where every rank updates all of its weights.
     pub(crate) buckets: Vec<Bucket>,
+    /// Empty where ranks hold whole gradients.
+    pub(crate) units: Vec<Unit>,
+    /// Buffers within transient ones: where each begins there.
+    within: BTreeMap<u32, (u32, u64)>,
     /// The pieces of a bucket.
     shards: usize,
     pub(crate) precision: Precision,
@@ -232,6 +251,8 @@ impl Store {
             weights,
             regions: Vec::new(),
             buckets: Vec::new(),
+            units: Vec::new(),
+            within: BTreeMap::new(),
             shards,
             precision,
             buffers: Vec::new(),
@@ -370,6 +391,22 @@ impl Store {
         self.push(Buffer { name, contents: Contents::View, dtype, sizes, bytes, offset })
     }
 
+    /// A buffer that begins at an element of a transient one.
+    fn part(
+        &mut self,
+        name: &str,
+        contents: Contents,
+        dtype: DType,
+        sizes: Vec<usize>,
+        (whole, first): (BufferId, usize),
+    ) -> BufferId {
+        let bytes = sizes.iter().product::<usize>() as u64 * dtype.size();
+        let name = name.to_owned();
+        let id = self.push(Buffer { name, contents, dtype, sizes, bytes, offset: 0 });
+        self.within.insert(id.0, (whole.0, first as u64 * dtype.size()));
+        id
+    }
+
     /// A buffer that is live from one moment of the work on a micro-batch to another.
     pub(crate) fn transient(
         &mut self,
@@ -460,9 +497,9 @@ impl Store {
         self.grads[&weight]
     }
 
-    /// All gradients, and how many elements that is.
-    pub(crate) fn all_grads(&self) -> (BufferId, usize) {
-        self.all_grads.expect("gradients are placed first")
+    /// All gradients, and how many elements that is; none where ranks share them.
+    pub(crate) fn all_grads(&self) -> Option<(BufferId, usize)> {
+        self.all_grads.filter(|(_, elements)| *elements > 0)
     }
 
     /// Adds a routine, or finds the equal one.
@@ -498,6 +535,9 @@ impl Store {
         let packing = pack(&lifetimes);
         for (id, offset) in self.spans.keys().zip(&packing.offsets) {
             self.buffers[*id as usize].offset = self.end + offset;
+        }
+        for (id, (whole, first)) in &self.within {
+            self.buffers[*id as usize].offset = self.buffers[*whole as usize].offset + first;
         }
         let weights = self.weights.into_iter().map(|w| WeightShard {
             name: w.name,

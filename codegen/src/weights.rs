@@ -6,13 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::autodiff::gradient_name;
 use ir::factors::zeros;
 use ir::op::Combiner;
+use ir::plan::Optimizer;
 use ir::program::{STATE_BLOCK, scale_dims};
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, DType, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
-use crate::store::WeightPlace;
+use crate::schedule::Pipeline;
+use crate::store::{Caller, WeightPlace};
 
 /// How a weight and its gradient lie on `tp`.
 type Lies = (Layout, Layout);
@@ -35,6 +37,10 @@ pub(crate) fn weight_places(
         }
         let mut lies: Option<Lies> = None;
         let mut is_matrix = false;
+        let callers = match shares_gradients(plan) {
+            true => callers(module, calls, plan, (index, &readers))?,
+            false => Vec::new(),
+        };
         for (at, param) in readers {
             check_frozen(module, weight, &calls.calls[at], param)?;
             let call = &calls.calls[at];
@@ -68,6 +74,7 @@ pub(crate) fn weight_places(
                 is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
                 is_matrix,
                 is_frozen: weight.frozen,
+                callers,
                 owned: stages.first() == Some(&stage),
                 stages: stages.into_iter().collect(),
             });
@@ -132,6 +139,49 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
         }
     }
     readers
+}
+
+/// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
+pub(crate) fn shares_gradients(plan: &Plan) -> bool {
+    plan.zero.stage > 1 && plan.mesh.dp > 1 && plan.optimizer != Optimizer::None
+}
+
+/// The calls that read a weight.
+///
+/// # Errors
+/// A sentence, where one makes a part of its gradient late and the rest not.
+fn callers(
+    module: &Module,
+    calls: &Calls,
+    plan: &Plan,
+    (weight, readers): (usize, &[(usize, usize)]),
+) -> Result<Vec<Caller>, String> {
+    let caller = |(call, _): &(usize, usize)| {
+        let is_late = is_late(module, calls, plan, &calls.calls[*call]);
+        let params = calls.calls[*call].operands.iter().zip(is_late);
+        let mut lates = params.filter(|(o, _)| **o == Operand::Weight(weight)).map(|p| p.1);
+        let is_late = lates.next().unwrap_or(false);
+        if lates.any(|late| late != is_late) {
+            let name = &calls.weights[weight].name;
+            return Err(format!("gradients of `{name}` are only in part put off in one call"));
+        }
+        Ok(Caller { call: *call, is_late })
+    };
+    readers.iter().map(caller).collect()
+}
+
+/// For each operand of a call, whether its gradient is that of a weight and is made after those of
+/// activations. What the loss is made of is large, and not kept for later; gradients of biases and
+/// norms take little time, and would need what is large.
+pub(crate) fn is_late(module: &Module, calls: &Calls, plan: &Plan, call: &Call) -> Vec<bool> {
+    let is_last = call.results.iter().any(|r| calls.results.contains(r));
+    let splits = Pipeline::of(plan).splits() && !is_last;
+    let function = module.function(&call.function).filter(|_| splits);
+    let is_late = |(at, operand): (usize, &Operand)| {
+        let is_multiplied = function.is_some_and(|function| is_multiplied(function, at));
+        matches!(operand, Operand::Weight(_)) && is_multiplied
+    };
+    call.operands.iter().enumerate().map(is_late).collect()
 }
 
 /// Whether a product or a look-up reads a parameter of a layer, itself or through views.

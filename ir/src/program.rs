@@ -61,8 +61,9 @@ pub enum Contents {
     Shard {
         /// What it is of each weight in the bucket.
         role: ShardRole,
-        /// The view of the bucket's parameters: weights side by side, padded to pieces of equal
-        /// length. Of `n` elements over `d` ranks, rank `r` has those from `r · n / d` on.
+        /// The view of the bucket's parameters, or, where these are gathered, of those of one call:
+        /// weights side by side, padded to pieces of equal length. Of `n` elements over `d` ranks,
+        /// rank `r` has those from `r · n / d` on.
         bucket: BufferId,
     },
     /// What the `index`-th optimizer state of a parameter is multiplied by, where that has 8 bits:
@@ -73,9 +74,32 @@ pub enum Contents {
         /// Which state.
         index: usize,
     },
+    /// A parameter, gathered from the ranks along `dp` for one call (ZeRO 3).
+    Gathered {
+        /// The weight.
+        weight: usize,
+        /// The view of its bucket, as gathered for the call.
+        bucket: BufferId,
+    },
+    /// What one call makes of the gradient of a parameter, before ranks along `dp` sum it (ZeRO 2).
+    Term {
+        /// The weight.
+        weight: usize,
+        /// The view of its bucket, as made by the call.
+        bucket: BufferId,
+    },
 }
 
 impl Contents {
+    /// The weight and the bucket of what passes through the memory of one call.
+    pub fn passing(&self) -> Option<(usize, BufferId)> {
+        let (Contents::Gathered { weight, bucket } | Contents::Term { weight, bucket }) = *self
+        else {
+            return None;
+        };
+        Some((weight, bucket))
+    }
+
     /// Whether it outlasts a training step: weights, what they are rounded from, and states of the
     /// optimizer.
     pub fn outlasts_step(&self) -> bool {
@@ -84,10 +108,10 @@ impl Contents {
             | Contents::Master(_)
             | Contents::State { .. }
             | Contents::Scale { .. } => true,
-            Contents::Shard { role, .. } => {
-                matches!(role, ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_))
-            }
-            Contents::Grad(_)
+            Contents::Shard { role, .. } => role.outlasts_step(),
+            Contents::Gathered { .. }
+            | Contents::Term { .. }
+            | Contents::Grad(_)
             | Contents::Feed(_)
             | Contents::Stats
             | Contents::Cache(_)
@@ -102,16 +126,33 @@ impl Contents {
 /// What a shard of a bucket holds (ZeRO, Rajbhandari et al. 2020).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ShardRole {
-    /// Gradients, summed over the ranks.
+    /// Gradients, summed over the ranks and over all micro-batches.
     Grad,
     /// What is updated.
     Master,
-    /// What parameters are gathered from, where they are rounded from what is updated.
+    /// What parameters are gathered from after the update, where they are rounded from what is
+    /// updated.
     Rounded,
     /// The optimizer state with this index.
     State(usize),
     /// What that is multiplied by, block by block.
     Scale(usize),
+    /// Gradients that one call makes, summed over the ranks.
+    Term,
+    /// What parameters are gathered from before each call, where that is not what is updated.
+    Param,
+}
+
+impl ShardRole {
+    /// Whether it outlasts a training step.
+    pub fn outlasts_step(self) -> bool {
+        match self {
+            ShardRole::Master | ShardRole::Param | ShardRole::State(_) | ShardRole::Scale(_) => {
+                true
+            }
+            ShardRole::Grad | ShardRole::Term | ShardRole::Rounded => false,
+        }
+    }
 }
 
 /// The dims of the scales of a state, which are those of the weight but for the last one: none of a
@@ -336,6 +377,15 @@ pub struct Entry {
     pub outputs: Vec<BufferId>,
 }
 
+/// A weight in a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The weight: an index into [`Program::weights`].
+    pub weight: usize,
+    /// Its first element among those of the bucket.
+    pub first: usize,
+}
+
 /// The instructions of one class of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
@@ -364,4 +414,43 @@ pub struct Program {
     /// What a program for inference can be asked to do; none in one for training.
     #[serde(default)]
     pub entries: Vec<Entry>,
+}
+
+impl Program {
+    /// The weights in a bucket, which its view names.
+    pub fn members(&self, bucket: BufferId) -> Vec<Member> {
+        let Some(whole) = self.buffers.get(bucket.0 as usize) else { return Vec::new() };
+        let range = whole.offset..whole.offset + whole.bytes;
+        let gathered = |buffer: &Buffer| {
+            let (weight, its) = buffer.contents.passing()?;
+            (its == bucket).then_some(weight)
+        };
+        let resident = |buffer: &Buffer| {
+            let Contents::Param(weight) = buffer.contents else { return None };
+            range.contains(&buffer.offset).then_some(weight)
+        };
+        let passes = self.buffers.iter().any(|buffer| gathered(buffer).is_some());
+        let member = |buffer: &Buffer| {
+            let weight = if passes { gathered(buffer) } else { resident(buffer) }?;
+            let before = buffer.offset.checked_sub(whole.offset)?;
+            Some(Member { weight, first: (before / buffer.dtype.size()) as usize })
+        };
+        self.buffers.iter().filter_map(member).collect()
+    }
+
+    /// Whether a weight is trained: whether there is a gradient for it.
+    pub fn trains(&self, weight: usize) -> bool {
+        let is_gradient = |buffer: &Buffer| {
+            let (Contents::Grad(its) | Contents::Term { weight: its, .. }) = buffer.contents else {
+                return false;
+            };
+            its == weight
+        };
+        self.buffers.iter().any(is_gradient)
+    }
+
+    /// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
+    pub fn splits_gradients(&self) -> bool {
+        self.buffers.iter().any(|buffer| matches!(buffer.contents, Contents::Term { .. }))
+    }
 }

@@ -171,10 +171,23 @@ impl ProgramCheck<'_> {
         if !offset.is_multiple_of(step) {
             return Err(format!("at {offset} is not aligned to {step} bytes"));
         }
+        if let Some((_, bucket)) = contents.passing() {
+            let whole = self.buffer_at(bucket).filter(|b| b.contents == Contents::View);
+            let lies = |whole: &Buffer| {
+                let before = offset.checked_sub(whole.offset);
+                let ends = before.and_then(|before| before.checked_add(*bytes));
+                whole.dtype == *dtype && ends.is_some_and(|end| end <= whole.bytes)
+            };
+            if !whole.is_some_and(lies) {
+                return Err("does not lie in its bucket".to_owned());
+            }
+        }
         match contents {
             Contents::Param(weight)
             | Contents::Master(weight)
             | Contents::Grad(weight)
+            | Contents::Gathered { weight, .. }
+            | Contents::Term { weight, .. }
             | Contents::State { weight, .. } => {
                 let shard = self.program.weights.get(*weight);
                 let shard = shard.ok_or_else(|| format!("is of weight {weight}, which is none"))?;
@@ -214,13 +227,17 @@ impl ProgramCheck<'_> {
         }
     }
 
-    /// A weight has one buffer of each kind, a feed one of each size, and there is one of
-    /// statistics.
+    /// A weight has one buffer of each kind that outlasts a call, a feed one of each size, and
+    /// there is one of statistics.
     fn contents_are_distinct(&self, findings: &mut Findings) {
         let mut seen: Vec<String> = Vec::new();
         for buffer in &self.program.buffers {
             match &buffer.contents {
                 Contents::View | Contents::Activation | Contents::Frame | Contents::Output => {}
+                // Calls have those of their own.
+                Contents::Gathered { .. }
+                | Contents::Term { .. }
+                | Contents::Shard { role: ShardRole::Term, .. } => {}
                 // Entries read tokens in several numbers.
                 Contents::Feed(feed) => seen.push(format!("{feed:?} {:?}", buffer.sizes)),
                 contents @ (Contents::Param(_)

@@ -29,6 +29,7 @@ pub mod border;
 pub mod offset;
 pub mod kernel;
 pub mod rows;
+mod sums;
 
 pub mod pitch;
 pub mod arguments;

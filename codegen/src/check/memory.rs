@@ -25,9 +25,15 @@ impl Summed {
     pub(super) const TP: Summed = Summed(2);
     pub(super) const STAGES: Summed = Summed(4);
     pub(super) const WORLD: Summed = Summed(8);
+    pub(super) const ALL: Summed = Summed(15);
 
     pub(super) fn with(self, other: Summed) -> Summed {
         Summed(self.0 | other.0)
+    }
+
+    /// What two sums have in common.
+    pub(super) fn and(self, other: Summed) -> Summed {
+        Summed(self.0 & other.0)
     }
 
     pub(super) fn has(self, other: Summed) -> bool {

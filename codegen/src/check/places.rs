@@ -36,6 +36,7 @@ impl Places {
         let persists = |contents: &Contents| {
             let transient =
                 matches!(contents, Contents::View | Contents::Activation | Contents::Frame);
+            let transient = transient || contents.passing().is_some();
             !transient && (contents.outlasts_step() || !matches!(contents, Contents::Shard { .. }))
         };
         let mut bases: Vec<(Range<u64>, u32)> = Vec::new();
@@ -75,7 +76,10 @@ impl Places {
                 owners.push(vec![(range, at as u32)]);
                 continue;
             }
-            let parts = behind(&bases, &range);
+            let mut parts = passing(program, BufferId(at as u32), &range);
+            if parts.is_empty() {
+                parts = behind(&bases, &range);
+            }
             if !tile(&parts, &range) {
                 let headline =
                     format!("view `{}` does not lie on buffers that persist", buffer.name);
@@ -94,6 +98,17 @@ impl Places {
     pub(super) fn of_buffer(&self, buffer: BufferId) -> &[(Range<u64>, u32)] {
         &self.owners[buffer.0 as usize]
     }
+}
+
+/// The parts of a view that calls have for themselves: weights of a bucket, with the bytes between
+/// one and the next.
+fn passing(program: &Program, view: BufferId, range: &Range<u64>) -> Vec<(Range<u64>, u32)> {
+    let is_part = |buffer: &Buffer| buffer.contents.passing().is_some_and(|(_, of)| of == view);
+    let own = program.buffers.iter().enumerate().filter(|(_, buffer)| is_part(buffer));
+    let mut starts: Vec<(u64, u32)> = own.map(|(at, b)| (b.offset, at as u32)).collect();
+    starts.sort_unstable();
+    let ends = starts.iter().skip(1).map(|next| next.0).chain([range.end]);
+    starts.iter().zip(ends).map(|((start, at), end)| (*start..end, *at)).collect()
 }
 
 /// The parts of a range that lie on buffers, in order.

@@ -46,7 +46,7 @@ impl<'a> Rank<'a> {
                         if *range == (buffer.offset..buffer.offset + buffer.bytes) =>
                     {
                         for (_, weight) in self.weights(&self.buffer(*bucket)) {
-                            self.normed[weight] += self.gradient_bytes(weight);
+                            self.normed[weight] += self.gradient_bytes(world.setup, weight);
                         }
                     }
                     _ => {
@@ -58,10 +58,11 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The bytes of the gradient of a weight.
-    fn gradient_bytes(&self, weight: usize) -> u64 {
-        let grads = self.program.buffers.iter().filter(|b| b.contents == Contents::Grad(weight));
-        grads.map(|buffer| buffer.bytes).sum()
+    /// The bytes of the gradient of a weight; none of one that is not trained.
+    pub(super) fn gradient_bytes(&self, setup: &Setup<'_>, weight: usize) -> u64 {
+        let elements = self.program.weights[weight].ranges.iter().map(|r| r.1).product::<usize>();
+        let bytes = elements as u64 * setup.plan.precision.gradients.size();
+        if self.program.trains(weight) { bytes } else { 0 }
     }
 
     /// A bucket's pieces are scattered from its gradients, which other stages have added theirs to,
@@ -84,6 +85,8 @@ impl<'a> Rank<'a> {
         if weights.is_empty() && bucket.is_none() {
             return;
         }
+        let gathers = matches!(exchange, Exchange::AllGather { .. });
+        let bucket = bucket.filter(|(role, _)| is_exchanged(*role, gathers)).map(|piece| piece.1);
         if bucket.is_none_or(|bucket| self.weights(&self.buffer(bucket)) != weights) {
             let text = "exchanges pieces of other weights than the whole is of".to_owned();
             world.findings.add_at(world.setup, "E2115", self.at(), text);
@@ -99,13 +102,13 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The bucket that a place is a piece of.
-    fn bucket(&self, place: &Place) -> Option<BufferId> {
+    /// What a place is a piece of: as what, of which bucket.
+    fn bucket(&self, place: &Place) -> Option<(ShardRole, BufferId)> {
         let [(_, Owner::Buffer(at))] = place.parts[..] else { return None };
-        let Contents::Shard { bucket, .. } = self.program.buffers[at as usize].contents else {
+        let Contents::Shard { role, bucket } = self.program.buffers[at as usize].contents else {
             return None;
         };
-        Some(bucket)
+        Some((role, bucket))
     }
 
     /// The weights behind the elements of a place, from its start on; none if there are none. A
@@ -126,7 +129,9 @@ impl<'a> Rank<'a> {
                 | Contents::Master(weight)
                 | Contents::Grad(weight)
                 | Contents::State { weight, .. }
-                | Contents::Scale { weight, .. } => Some((elements, weight)),
+                | Contents::Scale { weight, .. }
+                | Contents::Gathered { weight, .. }
+                | Contents::Term { weight, .. } => Some((elements, weight)),
                 Contents::Shard { bucket, .. } => {
                     Some((elements, self.program.weights.len() + bucket.0 as usize))
                 }
@@ -168,17 +173,34 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// A layer's call writes all of each gradient that it is passed.
-    pub(super) fn check_terms(&self, world: &mut World<'_, 'a>) {
+    /// A layer's call writes all of each gradient that it is passed, and what it has made before
+    /// was scattered.
+    pub(super) fn check_terms(&mut self, world: &mut World<'_, 'a>) {
         let step = &world.setup.phase.steps(self.program)[self.step];
         let Step::Call { slots, .. } = step else { return };
         for slot in slots {
             let buffer = &self.program.buffers[slot.0 as usize];
+            if matches!(buffer.contents, Contents::Term { .. }) {
+                self.expect_sum(world, &self.buffer(*slot));
+            }
             let range = buffer.offset..buffer.offset + buffer.bytes;
             let mut notes = self.memory.read(range).into_iter();
             let is_written = notes.all(|(_, note)| note.is_some_and(|n| n.step == Some(self.step)));
-            if matches!(buffer.contents, Contents::Grad(_)) && !is_written {
+            let is_gradient = matches!(buffer.contents, Contents::Grad(_) | Contents::Term { .. });
+            if is_gradient && !is_written {
                 let text = format!("does not add its term to `{}`", buffer.name);
+                world.findings.add_at(world.setup, "E2113", self.at(), text);
+            }
+        }
+    }
+
+    /// What is written to a place must be summed with others before it is overwritten.
+    pub(super) fn expect_sum(&mut self, world: &mut World<'_, 'a>, place: &Place) {
+        for (_, owner) in &place.parts {
+            let Owner::Buffer(at) = *owner else { continue };
+            if !self.unsummed.insert(at) {
+                let name = &self.program.buffers[at as usize].name;
+                let text = format!("overwrites `{name}`, which nobody has added");
                 world.findings.add_at(world.setup, "E2113", self.at(), text);
             }
         }
@@ -189,7 +211,10 @@ impl<'a> Rank<'a> {
         for (_, owner, note) in runs.iter().flat_map(|run| self.notes(place, run.clone())) {
             let (Owner::Buffer(at), Some(note)) = (owner, note) else { continue };
             let buffer = &self.program.buffers[at as usize];
+            let role =
+                if let Contents::Shard { role, .. } = buffer.contents { Some(role) } else { None };
             let is_grad = matches!(buffer.contents, Contents::Grad(_));
+            let is_grad = is_grad || role == Some(ShardRole::Grad);
             if is_grad && note.owner == owner && note.label != Labels::NONE {
                 let text = format!("overwrites terms of `{}`", buffer.name);
                 world.findings.add_at(world.setup, "E2113", self.at(), text);
@@ -235,8 +260,21 @@ impl<'a> Rank<'a> {
                     .with(sums(mesh.tp > 1, Summed::TP))
                     .with(sums(mesh.pp > 1, Summed::STAGES))
             }
-            Contents::Shard { role: ShardRole::Grad, .. } => sums(mesh.dp > 1, Summed::DP),
-            Contents::Shard { .. }
+            // Where calls have scattered their terms, stages sum pieces, else whole gradients.
+            Contents::Shard { role: ShardRole::Grad, bucket } => {
+                let splits = self.program.splits_gradients();
+                let is_shared = splits
+                    && self
+                        .program
+                        .members(bucket)
+                        .iter()
+                        .any(|member| self.places.holders[member.weight].len() > 1);
+                sums(mesh.dp > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+            }
+            Contents::Shard { role: ShardRole::Term, .. } => sums(mesh.dp > 1, Summed::DP),
+            Contents::Gathered { .. }
+            | Contents::Term { .. }
+            | Contents::Shard { .. }
             | Contents::Param(_)
             | Contents::Master(_)
             | Contents::State { .. }
@@ -264,7 +302,11 @@ impl<'a> Rank<'a> {
         let name = &buffer.name;
         let text = match world.setup.phase {
             Phase::Evaluate | Phase::Entry(_)
-                if is_kept || matches!(buffer.contents, Contents::Grad(_)) =>
+                if is_kept
+                    || matches!(
+                        buffer.contents,
+                        Contents::Grad(_) | Contents::Shard { role: ShardRole::Grad, .. }
+                    ) =>
             {
                 format!("what only runs forward changes `{name}`")
             }
@@ -281,5 +323,14 @@ impl<'a> Rank<'a> {
             Phase::Step | Phase::Evaluate | Phase::Entry(_) => return,
         };
         world.findings.add_at(world.setup, "E2115", self.at(), text);
+    }
+}
+
+/// Whether a piece in a role is gathered, or scattered to.
+fn is_exchanged(role: ShardRole, gathers: bool) -> bool {
+    match role {
+        ShardRole::Grad | ShardRole::Term => !gathers,
+        ShardRole::Master | ShardRole::Param | ShardRole::Rounded => gathers,
+        ShardRole::State(_) | ShardRole::Scale(_) => false,
     }
 }

@@ -2,10 +2,12 @@
 
 mod allocate;
 mod chunk;
+mod exchange;
+mod launch;
 mod steps;
 mod update;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ir::plan::Optimizer;
@@ -14,8 +16,8 @@ use ir::sharding::Layout;
 use ir::{DType, Dim, Function, Module, Node, Op, Plan, ValueId};
 
 use super::{Compiler, Ends};
-use crate::calls::{Call, Calls, Operand};
-use crate::crossing::{gradient_adds, must_clear, relayed, rounded_gradients};
+use crate::calls::{Call, Calls};
+use crate::crossing::{Sums, gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
 use crate::executable::executed_target;
 use crate::lower::KernelTable;
@@ -24,8 +26,9 @@ use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
-use crate::weights::{is_multiplied, weight_places};
+use crate::weights::{is_late, shares_gradients, weight_places};
 use chunk::{Chunk, Routines, own_calls};
+use exchange::Exchanges;
 
 /// Where things happen within the work on one micro-batch: on the calls of all chunks.
 #[derive(Clone, Copy)]
@@ -71,6 +74,10 @@ pub(crate) struct Class<'a> {
     /// By the moments of the clock.
     frames: BTreeMap<usize, BufferId>,
     feeds: BTreeMap<Feed, BufferId>,
+    /// What ranks along `dp` exchange around calls.
+    exchanges: Exchanges,
+    /// Whether parameters are gathered one call ahead, as devices do that compute meanwhile.
+    gathers_ahead: bool,
     /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
     pub(crate) loss_is_partial: bool,
 }
@@ -96,21 +103,12 @@ impl<'a> Class<'a> {
         };
         let mut store = store(module, calls, plan, [stage, tensor])?;
         let mut chunks = Chunk::all(calls, plan, stage)?;
-        let pipeline = Pipeline::of(plan);
         let mut make = |call: &Call, number: usize, adds: &[bool]| {
             let planned = plan.functions.get(&call.function);
             let planned =
                 planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            // What the loss is made of is large, and not kept for later; gradients of biases and
-            // norms take little time, and would need what is large.
-            let splits = pipeline.splits() && !is_last;
-            let function = module.function(&call.function).filter(|_| splits);
-            let is_late = |(at, operand): (usize, &Operand)| {
-                let is_multiplied = function.is_some_and(|function| is_multiplied(function, at));
-                matches!(operand, Operand::Weight(_)) && is_multiplied
-            };
-            let is_late: Vec<bool> = call.operands.iter().enumerate().map(is_late).collect();
+            let is_late = is_late(module, calls, plan, call);
             let decisions =
                 LayerDecisions { is_late: &is_late, ..LayerDecisions::of(planned, number) };
             let rounded = rounded_gradients(call, &plan.precision);
@@ -120,7 +118,7 @@ impl<'a> Class<'a> {
         let numbers = calls.numbers();
         let mut trained: BTreeMap<String, Arc<Layer>> = BTreeMap::new();
         for (chunk, number) in chunks.iter_mut().zip(plan.chunks_of(stage)) {
-            let adds = gradient_adds(chunk.own, &chunk.crossing[1], additions(plan));
+            let adds = gradient_adds(chunk.own, &chunk.crossing[1], sums(plan));
             let layers = chunk.own.iter().zip(&numbers[plan.calls_of(number)]).zip(&adds);
             let layers = layers.map(|((call, number), adds)| make(call, *number, adds));
             chunk.layers = layers.collect::<Result<_, _>>()?;
@@ -161,6 +159,8 @@ impl<'a> Class<'a> {
             chunks,
             frames: BTreeMap::new(),
             feeds: BTreeMap::new(),
+            exchanges: Exchanges::default(),
+            gathers_ahead: plan.target.is_some_and(|target| target.arch().is_some()),
             loss_is_partial: loss_is_partial(module, calls, plan),
         })
     }
@@ -232,16 +232,17 @@ impl<'a> Class<'a> {
         let clears = clears(self.calls, self.plan, self.stage)?;
         update::begin(&mut self, clears, scalars, &mut steps);
         let turns = made.turns(self.stage);
+        let mut summed = BTreeSet::new();
         for turn in &turns {
             match *turn {
                 Turn::Forward { chunk, microbatch } => {
                     self.forward([chunk, microbatch], Pass::Training, &mut steps);
                 }
                 Turn::Backward { chunk, microbatch } => {
-                    self.backward([chunk, microbatch], &mut steps)?;
+                    self.backward([chunk, microbatch], &mut summed, &mut steps)?;
                 }
                 Turn::Weights { chunk, microbatch } => {
-                    self.weights([chunk, microbatch], &mut steps)?;
+                    self.weights([chunk, microbatch], &mut summed, &mut steps)?;
                 }
             }
         }
@@ -289,11 +290,15 @@ fn check_draws(function: &Function) -> Result<(), String> {
     }
 }
 
-/// How often gradients of weights are added up. Where some are late, calls do not come to a weight
-/// in the reverse of their order, so that the first to come is not known.
-fn additions(plan: &Plan) -> usize {
+/// How gradients of weights are added up. Where some are late, calls do not come to a weight in the
+/// reverse of their order, so that the first to come is not known.
+fn sums(plan: &Plan) -> Sums {
+    if shares_gradients(plan) {
+        return Sums::OfEachCall;
+    }
     let splits = Pipeline::of(plan).splits();
-    if splits { plan.microbatch_count.max(2) } else { plan.microbatch_count }
+    let least = if splits { 2 } else { 1 };
+    Sums::OfStep { terms: plan.microbatch_count.max(least) }
 }
 
 /// Whether gradients of a stage are added to before anything was written to them in a step.
@@ -302,7 +307,7 @@ fn additions(plan: &Plan) -> usize {
 /// A sentence, when the plan has other calls.
 pub(super) fn clears(calls: &Calls, plan: &Plan, stage: usize) -> Result<bool, String> {
     for chunk in plan.chunks_of(stage) {
-        if must_clear(own_calls(calls, plan, chunk)?, additions(plan)) {
+        if must_clear(own_calls(calls, plan, chunk)?, sums(plan)) {
             return Ok(true);
         }
     }
@@ -322,8 +327,12 @@ fn store(
 
 /// Room for weights and for what training them takes.
 pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
-    let states = plan.optimizer.state_count();
-    Store::for_training(weights, states, plan.precision, shards(plan))
+    let (states, precision, shards) = (plan.optimizer.state_count(), plan.precision, shards(plan));
+    if shares_gradients(plan) {
+        let gathers = plan.zero.stage > 2;
+        return Store::for_units(weights, states, precision, shards, gathers);
+    }
+    Store::for_training(weights, states, precision, shards)
 }
 
 /// The pieces into which the optimizer's part of weights is split, each on its own rank along `dp`.

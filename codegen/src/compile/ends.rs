@@ -13,8 +13,8 @@ use super::class::{Class, clears, loss_is_partial, shards, training_store};
 use crate::calls::Calls;
 use crate::lower::KernelTable;
 use crate::refusal::Refusal;
-use crate::store::extents;
-use crate::weights::weight_places;
+use crate::store::{extents, extents_of_units};
+use crate::weights::{shares_gradients, weight_places};
 
 /// The ends that were compiled, by all that they depend on, as bytes.
 #[derive(Debug, Default)]
@@ -35,7 +35,11 @@ impl AllEnds {
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
         let of_plan = (plan.mesh, plan.optimizer, plan.precision, plan.target, shards(plan));
-        let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, &plan.precision)));
+        let shares = shares_gradients(plan).then_some(plan.zero.stage);
+        let units =
+            shares.map(|stage| (stage, extents_of_units(&weights, &plan.precision, shards(plan))));
+        let of_weights = (extents(&weights, &plan.precision), units);
+        let key = postcard::to_stdvec(&(of_plan, of_loss, of_weights));
         let key = key.expect("these are numbers and lists");
         if let Some(there) = self.0.get(&key) {
             return Ok(Arc::clone(there));

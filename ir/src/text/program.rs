@@ -234,11 +234,19 @@ impl fmt::Display for ContentsText<'_> {
             Contents::View => f.write_str("view"),
             Contents::Activation => f.write_str("activation"),
             Contents::Frame => f.write_str("frame"),
+            Contents::Gathered { weight, bucket: BufferId(bucket) } => {
+                write!(f, "gathered b{bucket} {weight}")
+            }
+            Contents::Term { weight, bucket: BufferId(bucket) } => {
+                write!(f, "term b{bucket} {weight}")
+            }
             Contents::Shard { role, bucket: BufferId(bucket) } => {
                 write!(f, "shard b{bucket} ")?;
                 match role {
                     ShardRole::Grad => f.write_str("grad"),
+                    ShardRole::Term => f.write_str("term"),
                     ShardRole::Master => f.write_str("master"),
+                    ShardRole::Param => f.write_str("param"),
                     ShardRole::Rounded => f.write_str("rounded"),
                     ShardRole::State(index) => write!(f, "state {index}"),
                     ShardRole::Scale(index) => write!(f, "scale {index}"),

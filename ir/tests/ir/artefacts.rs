@@ -185,8 +185,10 @@ fn feed(r: &mut Draws) -> Feed {
 }
 
 fn shard_role(r: &mut Draws) -> ShardRole {
-    match r.below(5) {
+    match r.below(7) {
         4 => ShardRole::Scale(r.below(3)),
+        5 => ShardRole::Term,
+        6 => ShardRole::Param,
         0 => ShardRole::Grad,
         1 => ShardRole::Master,
         2 => ShardRole::Rounded,
@@ -195,7 +197,9 @@ fn shard_role(r: &mut Draws) -> ShardRole {
 }
 
 fn contents(r: &mut Draws) -> Contents {
-    match r.below(13) {
+    match r.below(15) {
+        13 => Contents::Gathered { weight: r.below(9), bucket: buffer_id(r) },
+        14 => Contents::Term { weight: r.below(9), bucket: buffer_id(r) },
         12 => Contents::Scale { weight: r.below(9), index: r.below(3) },
         10 => Contents::Master(r.below(9)),
         11 => Contents::Shard { role: shard_role(r), bucket: buffer_id(r) },

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use codegen::calls::{Calls, Operand};
-use codegen::crossing::{crossing, gradient_adds};
+use codegen::crossing::{Sums, crossing, gradient_adds};
 use codegen::refusal::CODE_NO_KERNEL;
 use codegen::schedule::{Pipeline, Turn};
 use ir::plan::{FunctionPlan, Keep, Zero};
@@ -307,11 +307,14 @@ impl<'a> LayerTable<'a> {
     }
 
     /// The time of a candidate, but for rounding, from the times of its layers: nothing is
-    /// compiled but these.
+    /// compiled but these. Where ranks exchange around each call, it is compiled.
     ///
     /// # Errors
     /// What sharding and compiling report.
     pub(super) fn seconds(&mut self, candidate: &Candidate) -> Result<f64, Diagnostic> {
+        if candidate.zero.stage > 1 {
+            return Ok(self.score_candidate(candidate)?.time.seconds);
+        }
         let mesh = candidate.mesh;
         let prices = Prices::new(self.job().cluster, mesh);
         let classes = self.classes(candidate);
@@ -351,7 +354,8 @@ impl<'a> LayerTable<'a> {
     ) -> Result<Chunk, Diagnostic> {
         let count = candidate.microbatch_count(self.job());
         let (calls, passed) = (self.calls(), crossing(self.calls(), to));
-        let adds = gradient_adds(&calls.calls[from..to], &passed, count);
+        let sums = Sums::OfStep { terms: count };
+        let adds = gradient_adds(&calls.calls[from..to], &passed, sums);
         let mut timed = Vec::with_capacity(to - from);
         for (call, adds) in (from..to).zip(adds) {
             timed.push(self.timed(candidate, class, call, adds)?);

@@ -152,7 +152,13 @@ fn name_of(program: &Program, routine: &Routine, slots: &[BufferId], value: Ref)
 fn layer_of(program: &Program, slots: &[BufferId]) -> Option<String> {
     let weight = |id: &BufferId| {
         let contents = &buffer_of(program, *id).contents;
-        let (Contents::Param(weight) | Contents::Grad(weight)) = contents else { return None };
+        let (Contents::Param(weight)
+        | Contents::Grad(weight)
+        | Contents::Gathered { weight, .. }
+        | Contents::Term { weight, .. }) = contents
+        else {
+            return None;
+        };
         Some(&program.weights[*weight].name)
     };
     let mut names = slots.iter().filter_map(weight);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ir::DType;
 use ir::program::{
-    Buffer, BufferId, Contents, Program, STATE_BLOCK, ShardRole, WeightShard, scale_dims,
+    Buffer, BufferId, Contents, Member, Program, STATE_BLOCK, ShardRole, WeightShard, scale_dims,
 };
 use ir::sharding::Axis;
 
@@ -243,8 +243,7 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
     // Weights that are not trained have no master.
     let is = |wanted: Contents| program.buffers.iter().any(|b| b.contents == wanted);
     let is_split = program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }));
-    let has_master =
-        |weight| is(Contents::Master(weight)) || is_split && is(Contents::Grad(weight));
+    let has_master = |weight| is(Contents::Master(weight)) || is_split && program.trains(weight);
     let (weight, part) = match buffer.contents {
         Contents::Master(weight) => (weight, Part::Weight),
         Contents::Param(weight) if has_master(weight) => (weight, Part::Rounded),
@@ -259,13 +258,20 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
         Contents::Shard { role: ShardRole::Master, bucket } => {
             return held_pieces(program, (buffer, bucket), Part::Weight, data);
         }
+        Contents::Shard { role: ShardRole::Param, bucket } => {
+            let is_updated = is(Contents::Shard { role: ShardRole::Master, bucket });
+            let part = if is_updated { Part::Rounded } else { Part::Weight };
+            return held_pieces(program, (buffer, bucket), part, data);
+        }
         Contents::Shard { role: ShardRole::State(index), bucket } => {
             return held_pieces(program, (buffer, bucket), Part::State(index), data);
         }
         Contents::Shard { role: ShardRole::Scale(index), bucket } => {
             return held_pieces(program, (buffer, bucket), Part::Scale(index), data);
         }
-        Contents::Shard { role: ShardRole::Rounded, .. }
+        Contents::Shard { role: ShardRole::Rounded | ShardRole::Term, .. }
+        | Contents::Gathered { .. }
+        | Contents::Term { .. }
         | Contents::Grad(_)
         | Contents::Feed(_)
         | Contents::Stats
@@ -295,23 +301,18 @@ fn held_pieces<'a>(
     part: Part,
     data: usize,
 ) -> Vec<Held<'a>> {
-    let whole = &program.buffers[bucket.0 as usize];
     let per = if matches!(part, Part::Scale(_)) { STATE_BLOCK } else { 1 };
     let piece = buffer.sizes.iter().product::<usize>() * per;
     let own = data * piece..(data + 1) * piece;
     let mut held = Vec::new();
-    for param in &program.buffers {
-        let Contents::Param(weight) = param.contents else { continue };
-        if !(whole.offset..whole.offset + whole.bytes).contains(&param.offset) {
-            continue;
-        }
+    for Member { weight, first: start } in program.members(bucket) {
         let weight = &program.weights[weight];
-        let start = ((param.offset - whole.offset) / param.dtype.size()) as usize;
-        let end = start + param.sizes.iter().product::<usize>();
+        let sizes: Vec<usize> = weight.ranges.iter().map(|r| r.1).collect();
+        let end = start + sizes.iter().product::<usize>();
         let (from, to) = (own.start.max(start), own.end.min(end));
         let mut first = from.saturating_sub(own.start);
         for local in
-            block::of_elements(from.saturating_sub(start)..to.saturating_sub(start), &param.sizes)
+            block::of_elements(from.saturating_sub(start)..to.saturating_sub(start), &sizes)
         {
             let shifted = local.iter().zip(&weight.ranges);
             let block: Vec<_> = shifted.map(|(l, r)| r.0 + l.start..r.0 + l.end).collect();

@@ -3,18 +3,18 @@
 
 use codegen::compile::Compiled;
 use ir::program::{
-    ALIGNMENT, BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
+    ALIGNMENT, BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Routine,
+    ShardRole, Step,
 };
 use ir::{Axis, DType};
 use kernels::Kernel;
-use kernels::rows::Output;
 
 /// The most places of one kind that are tried.
 pub(super) const SITES_MAX: usize = 12;
 
 pub(super) type Plant = fn(&mut Compiled, usize) -> bool;
 
-pub(super) const ALL: [(&str, Plant); 32] = [
+pub(super) const ALL: [(&str, Plant); 33] = [
     ("two dependent calls change places", swap_calls),
     ("a call is left out", |c, site| drop_step(c, site, is_layer_call)),
     ("a call is made twice", double_call),
@@ -33,6 +33,7 @@ pub(super) const ALL: [(&str, Plant); 32] = [
     }),
     ("pieces are not exchanged", |c, site| drop_step(c, site, exchanges_pieces)),
     ("a piece is of another bucket", exchange_another_piece),
+    ("pieces are not added", |c, site| drop_step(c, site, |p, s| calls(p, s, "add"))),
     ("the norms of pieces are not summed", drop_sum_of_pieces),
     ("slots change places", swap_slots),
     ("a slot is left out", drop_slot),
@@ -208,7 +209,7 @@ fn calls(program: &Program, step: &Step, name: &str) -> bool {
 fn is_layer_call(program: &Program, step: &Step) -> bool {
     let Step::Call { routine, .. } = step else { return false };
     let name = program.routines[*routine].name.as_str();
-    let ends = ["fill", "seed", "reduce", "squares", "scale", "update"];
+    let ends = ["fill", "seed", "reduce", "squares", "scale", "update", "add"];
     !ends.contains(&name) && !exchanges_pieces(program, step)
 }
 
@@ -262,12 +263,20 @@ fn receive_first(c: &mut Compiled, site: usize) -> bool {
     true
 }
 
-/// What is added to must be clear; constants are left, as nothing reads some of them.
+/// What is added to must be clear; constants are left, as nothing reads some of them, and terms of
+/// later micro-batches, between which zeros may stay.
 fn drop_fill(c: &mut Compiled, site: usize) -> bool {
-    let places = steps_where(c, |program, step| {
+    let mut places = steps_where(c, |program, step| {
         let Step::Call { slots, .. } = step else { return false };
         let name = &program.buffers[slots[0].0 as usize].name;
-        calls(program, step, "fill") && ["grads", "stats"].contains(&name.as_str())
+        calls(program, step, "fill") && ["grads", "stats", "terms"].contains(&name.as_str())
+    });
+    let mut filled = Vec::new();
+    places.retain(|(program, step)| {
+        let Step::Call { slots, .. } = &c.programs[*program].steps[*step] else { return false };
+        let is_first = !filled.contains(&(*program, slots[0]));
+        filled.push((*program, slots[0]));
+        is_first
     });
     let Some((program, step)) = pick(&places, site) else { return false };
     c.programs[program].steps.remove(step);
@@ -436,8 +445,14 @@ fn overlap_parameter(c: &mut Compiled, site: usize) -> bool {
     };
     let Some((program, buffer)) = pick(&buffers_where(c, transient), site) else { return false };
     let program = &mut c.programs[program];
-    let param = program.buffers.iter().position(|b| matches!(b.contents, Contents::Param(_)));
-    program.buffers[buffer].offset = program.buffers[param.unwrap_or(0)].offset;
+    let is_parameter = |contents: &Contents| {
+        let is_master =
+            matches!(contents, Contents::Shard { role, .. } if *role == ShardRole::Master);
+        is_master || matches!(contents, Contents::Param(_))
+    };
+    let param = program.buffers.iter().find(|b| is_parameter(&b.contents));
+    let Some(offset) = param.map(|param| param.offset) else { return false };
+    program.buffers[buffer].offset = offset;
     true
 }
 
@@ -631,50 +646,14 @@ fn drop_accumulate(c: &mut Compiled, site: usize) -> bool {
         .collect();
     let mut places = Vec::new();
     for (at, kernel) in c.kernels.iter_mut().enumerate() {
-        let adds = sums(kernel).iter().any(|adds| **adds);
+        let adds = kernel.sums().iter().any(|adds| **adds);
         if adds && used.contains(&at) {
             places.push(at);
         }
     }
     let Some(kernel) = pick(&places, site) else { return false };
-    sums(&mut c.kernels[kernel]).into_iter().for_each(|adds| *adds = false);
+    c.kernels[kernel].sums().into_iter().for_each(|adds| *adds = false);
     true
-}
-
-/// For each output that can be added to, whether it is.
-fn sums(kernel: &mut Kernel) -> Vec<&mut bool> {
-    match kernel {
-        Kernel::Product(p) => vec![&mut p.accumulate],
-        Kernel::Products(p) => {
-            let (mut products, mut then) = (Vec::new(), Vec::new());
-            for part in &mut p.parts {
-                products.push(&mut part.product.accumulate);
-                let programs = part.then.iter_mut();
-                then.extend(programs.flat_map(|p| &mut p.rows.outputs).map(accumulates));
-            }
-            products.into_iter().chain(then).collect()
-        }
-        Kernel::ScatterAdd(g) => vec![&mut g.accumulate],
-        Kernel::Rows(r) => r.outputs.iter_mut().map(accumulates).collect(),
-        Kernel::Attention(_)
-        | Kernel::AttentionBwd(_)
-        | Kernel::Gather(_)
-        | Kernel::Replace(_)
-        | Kernel::Lines(_)
-        | Kernel::Rope(_)
-        | Kernel::Copy(_)
-        | Kernel::Place(_)
-        | Kernel::Take(_)
-        | Kernel::Fill(_) => Vec::new(),
-    }
-}
-
-fn accumulates(output: &mut Output) -> &mut bool {
-    match output {
-        Output::Store { accumulate, .. }
-        | Output::ColSum { accumulate, .. }
-        | Output::TotalSum { accumulate, .. } => accumulate,
-    }
 }
 
 fn change_counts(c: &mut Compiled, site: usize) -> bool {

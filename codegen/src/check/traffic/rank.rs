@@ -2,6 +2,7 @@
 
 pub(super) mod batches;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ir::DType;
@@ -53,6 +54,9 @@ pub(in crate::check) struct Rank<'a> {
     turns: Vec<Option<usize>>,
     /// For each weight, the bytes of its gradient that were added to the norm.
     pub(in crate::check) normed: Vec<u64>,
+    /// Gradients that calls have made and nobody has scattered yet, and pieces of these that nobody
+    /// has added.
+    pub(in crate::check) unsummed: BTreeSet<u32>,
 }
 
 /// A value: its bytes, and as what they are written.
@@ -99,6 +103,8 @@ impl<'a> Rank<'a> {
                     memory.write(buffer.offset..end, note);
                 }
                 Contents::Shard { .. }
+                | Contents::Gathered { .. }
+                | Contents::Term { .. }
                 | Contents::Feed(_)
                 | Contents::Stats
                 | Contents::Output
@@ -121,6 +127,7 @@ impl<'a> Rank<'a> {
             unlabelled: Vec::new(),
             turns: turns(program, setup.phase, setup.plan.microbatch_count),
             normed: vec![0; program.weights.len()],
+            unsummed: BTreeSet::new(),
         }
     }
 
@@ -191,9 +198,23 @@ impl<'a> Rank<'a> {
         let Some(Step::Call { slots, .. }) = step else { return false };
         let is_parameter = |slot: &BufferId| {
             let buffer = self.program.buffers.get(slot.0 as usize);
-            buffer.is_some_and(|buffer| matches!(buffer.contents, Contents::Param(_)))
+            buffer.is_some_and(|buffer| {
+                matches!(buffer.contents, Contents::Param(_) | Contents::Gathered { .. })
+            })
         };
         slots.iter().any(is_parameter)
+    }
+
+    /// Whether a piece of a bucket is among the slots of the call that is being made, as of no call
+    /// of a layer.
+    fn takes_pieces(&self, world: &World<'_, 'a>) -> bool {
+        let step = world.setup.phase.steps(self.program).get(self.step);
+        let Some(Step::Call { slots, .. }) = step else { return false };
+        let is_piece = |slot: &BufferId| {
+            let buffer = self.program.buffers.get(slot.0 as usize);
+            buffer.is_some_and(|buffer| matches!(buffer.contents, Contents::Shard { .. }))
+        };
+        slots.iter().any(is_piece)
     }
 
     /// Enters a call, runs one instruction of it, or leaves it.
@@ -211,10 +232,12 @@ impl<'a> Rank<'a> {
         };
         match routine.instructions.get(at) {
             None => {
-                if let Some(microbatch) = world.labels.microbatch(self.call_label) {
+                let of_layer = !self.takes_pieces(world);
+                let microbatch = world.labels.microbatch(self.call_label);
+                if let Some(microbatch) = microbatch.filter(|_| of_layer) {
                     self.made.push(Made { microbatch, step: self.step });
                     self.check_terms(world);
-                } else if self.call_label == Labels::NONE {
+                } else if self.call_label == Labels::NONE && of_layer {
                     let takes_parameters = self.takes_parameters(world);
                     let has_turn = self.turns[self.step].is_some();
                     if has_turn {
@@ -291,8 +314,10 @@ impl<'a> Rank<'a> {
         let inputs: Vec<Place> = ins.iter().map(|r| self.place(phase, *r)).collect();
         let outputs: Vec<Place> = outs.iter().map(|r| self.place(phase, *r)).collect();
         let mut label = Labels::NONE;
+        let mut summed = Summed::ALL;
         for (place, used) in inputs.iter().zip(&effects.reads) {
             for run in &used.runs {
+                summed = summed.and(self.sums_of(place, run));
                 let mut seen = self.read(world, place, run.clone(), used.dtype).label;
                 match self.own_term(world, place, run) {
                     Some(own) => seen = own,
@@ -302,13 +327,30 @@ impl<'a> Rank<'a> {
             }
         }
         self.note(world, label);
+        inputs.iter().for_each(|place| self.take_piece(place));
         self.check_pairs(world, &inputs, &outputs);
         self.count_normed(world, &inputs, &outputs);
         for (place, used) in outputs.iter().zip(&effects.writes) {
             if !used.adds && inputs.iter().all(|input| input.range != place.range) {
                 self.check_lost(world, place, &used.runs);
             }
-            self.put(world, place, used, label);
+            self.put(world, place, used, (label, summed));
+        }
+    }
+
+    /// The axes over which all bytes of a run are summed.
+    fn sums_of(&self, place: &Place, run: &Range<u64>) -> Summed {
+        let notes = self.notes(place, run.clone()).into_iter();
+        let summed = notes.filter_map(|(_, _, note)| Some(note?.summed));
+        summed.fold(Summed::ALL, Summed::and)
+    }
+
+    /// Notes that bytes are summed over axes.
+    fn mark(&mut self, place: &Place, run: Range<u64>, summed: Summed) {
+        for (range, _, note) in self.notes(place, run) {
+            if let Some(note) = note {
+                self.memory.write(range, Note { summed: note.summed.with(summed), ..note });
+            }
         }
     }
 
@@ -320,7 +362,13 @@ impl<'a> Rank<'a> {
         self.call_label = world.labels.union(self.call_label, label);
     }
 
-    fn put(&mut self, world: &mut World<'_, 'a>, place: &Place, used: &Use, label: Label) {
+    fn put(
+        &mut self,
+        world: &mut World<'_, 'a>,
+        place: &Place,
+        used: &Use,
+        (label, summed): (Label, Summed),
+    ) {
         for run in &used.runs {
             if run.is_empty() {
                 continue;
@@ -328,11 +376,17 @@ impl<'a> Rank<'a> {
             let mut label = label;
             let is_total = self.is_total(place);
             // What depends on no data is a term all the same: of the micro-batch whose turn it is.
-            if label == Labels::NONE && is_total && (used.adds || self.is_only_term(world, place)) {
+            let is_term = is_total && (used.adds || self.is_only_term(world, place));
+            if label == Labels::NONE && (is_term || self.is_term(place)) {
                 let turn = self.turns[self.step];
                 label = turn.map_or(label, |microbatch| world.labels.of(microbatch));
             }
+            let mut sums = Summed::default();
             if used.adds {
+                // The sum of two pieces that are summed over ranks is so, too.
+                if self.is_piece(place) {
+                    sums = summed.and(self.sums_of(place, run));
+                }
                 let start = place.range.start;
                 self.added.push(start + run.start..start + run.end);
                 let old = self.read(world, place, run.clone(), used.dtype);
@@ -346,7 +400,25 @@ impl<'a> Rank<'a> {
                 label = world.labels.summed(label);
             }
             self.write(world, place, run.clone(), (used.dtype, label));
+            self.mark(place, run.clone(), sums);
         }
+    }
+
+    /// The buffer that a place is all of.
+    fn whole(&self, place: &Place) -> Option<&'a Contents> {
+        let [(ref range, Owner::Buffer(at))] = place.parts[..] else { return None };
+        let buffer = &self.program.buffers[at as usize];
+        (*range == (buffer.offset..buffer.offset + buffer.bytes)).then_some(&buffer.contents)
+    }
+
+    /// Whether a place is what one call makes of the gradient of one weight.
+    fn is_term(&self, place: &Place) -> bool {
+        matches!(self.whole(place), Some(Contents::Term { .. }))
+    }
+
+    /// Whether a place is this rank's piece of a sum of gradients.
+    fn is_piece(&self, place: &Place) -> bool {
+        matches!(self.whole(place), Some(Contents::Shard { role: ShardRole::Grad, .. }))
     }
 
     /// The label of a term of a gradient that the current call has written and reads again, as it
@@ -426,6 +498,7 @@ impl<'a> Rank<'a> {
             self.check_holders(world, &from, group);
         }
         self.check_pieces(world, collective, &from);
+        self.take_terms(&from);
         let is_gradient = from.parts.iter().any(|(_, owner)| self.is_gradient(owner));
         let wanted = if is_gradient { world.setup.plan.precision.reduce } else { *dtype };
         if *exchanged != wanted {
@@ -441,13 +514,37 @@ impl<'a> Rank<'a> {
         notes.map(labelled).collect()
     }
 
+    /// A piece of a call's gradients is added.
+    fn take_piece(&mut self, place: &Place) {
+        if matches!(self.whole(place), Some(Contents::Shard { role: ShardRole::Term, .. })) {
+            self.take_terms(place);
+        }
+    }
+
+    /// What a place holds is summed with others.
+    fn take_terms(&mut self, place: &Place) {
+        for (_, owner) in &place.parts {
+            if let Owner::Buffer(at) = owner {
+                self.unsummed.remove(at);
+            }
+        }
+    }
+
     /// A gradient is summed over exactly the stages that hold its weight.
     fn check_holders(&self, world: &mut World<'_, 'a>, place: &Place, group: &Group) {
         let Group::Stages(stages) = group else { return };
         for (_, owner) in &place.parts {
             let Owner::Buffer(at) = owner else { continue };
             let buffer = &self.program.buffers[*at as usize];
-            let Contents::Grad(weight) = buffer.contents else { continue };
+            let weight = if let Contents::Grad(weight) = buffer.contents {
+                Some(weight)
+            } else if let Contents::Shard { role: ShardRole::Grad, bucket } = buffer.contents {
+                // All weights of a piece have the same holders.
+                self.program.members(bucket).first().map(|member| member.weight)
+            } else {
+                None
+            };
+            let Some(weight) = weight else { continue };
             let holders = &self.places.holders[weight];
             if stages.len() != holders.len() || !stages.iter().all(|s| holders.contains(s)) {
                 let text = format!("sums `{}` over other stages than hold its weight", buffer.name);
@@ -513,14 +610,20 @@ impl<'a> Rank<'a> {
             }
         } else {
             let received = self.received_bytes(collective);
-            self.write(world, &place, 0..received, (*dtype, all));
-            if matches!(exchange, Exchange::ReduceScatter { .. }) {
-                let axis = summed_over(group);
-                for (range, _, note) in self.notes(&place, 0..received) {
-                    if let Some(note) = note {
-                        self.memory.write(range, Note { summed: note.summed.with(axis), ..note });
-                    }
+            let mut label = all;
+            if self.is_piece(&place) {
+                self.check_lost(world, &place, &[0..received]);
+                // The first term of one is the whole sum.
+                if world.setup.plan.microbatch_count == 1 {
+                    label = world.labels.summed(label);
                 }
+            }
+            if matches!(self.whole(&place), Some(Contents::Shard { role: ShardRole::Term, .. })) {
+                self.expect_sum(world, &place);
+            }
+            self.write(world, &place, 0..received, (*dtype, label));
+            if matches!(exchange, Exchange::ReduceScatter { .. }) {
+                self.mark(&place, 0..received, summed_over(group));
             }
         }
         self.has_arrived = false;

@@ -21,6 +21,7 @@ impl Class<'_> {
         for chunk in 0..self.chunks.len() {
             self.allocate_chunk(chunk);
         }
+        self.allocate_exchanges();
         let is_alone = self.is_alone();
         for chunk in &mut self.chunks {
             let is_shared = |room: &mut Room| is_alone || room.until == Until::SamePass;

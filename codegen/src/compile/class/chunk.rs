@@ -99,6 +99,8 @@ impl Room {
 pub(super) struct Chunk<'a> {
     /// The calls.
     pub(super) own: &'a [Call],
+    /// The number of the first of them among the calls of the entry.
+    pub(super) first: usize,
     /// The calls of the stage before them.
     pub(super) before: usize,
     /// The layer of each call: calls of one function differ in the gradients that they add.
@@ -158,6 +160,7 @@ impl<'a> Chunk<'a> {
             let stage_of = |other: usize| (other < all).then(|| other % plan.mesh.pp);
             chunks.push(Chunk {
                 own,
+                first: range.start,
                 before: chunks.last().map_or(0, |last| last.before + last.own.len()),
                 layers: Vec::new(),
                 evaluation: None,

@@ -1,9 +1,12 @@
 //! Steps of a class: what it does with one micro-batch, forward and backward.
 
+use std::collections::BTreeSet;
+
 use ir::ValueId;
 use ir::program::{Feed, Step};
 
 use super::chunk::{Chunk, Item, Side};
+use super::exchange::Moment;
 use super::{Class, Pass};
 use crate::calls::Operand;
 use crate::specialise::Source;
@@ -29,9 +32,18 @@ impl Class<'_> {
         }
     }
 
-    fn operand_buffer(&self, chunk: &Chunk<'_>, operand: Operand, microbatch: usize) -> BufferId {
+    /// The buffer of an operand of a call at a moment.
+    fn operand_buffer(
+        &self,
+        chunk: &Chunk<'_>,
+        (operand, moment): (Operand, Moment),
+        microbatch: usize,
+    ) -> BufferId {
         match operand {
-            Operand::Weight(weight) => self.store.param(weight),
+            Operand::Weight(weight) => {
+                let gathered = self.exchanges.param(moment, weight);
+                gathered.unwrap_or_else(|| self.store.param(weight))
+            }
             Operand::Tokens => self.feeds[&Feed::Tokens],
             Operand::Labels => self.feeds[&Feed::Labels],
             Operand::Documents => self.feeds[&Feed::Documents],
@@ -75,6 +87,9 @@ impl Class<'_> {
                 .push(Step::Receive { from, buffer: chunk.buffer(Item::Value(value), microbatch) });
         }
         for (call, own) in chunk.own.iter().enumerate() {
+            let moment = (self.clock.forward(chunk.before + call), false);
+            let next = (call + 1 < chunk.own.len()).then_some((moment.0 + 1, false));
+            self.gather((call == 0, moment), next, steps);
             let halves = &chunk.layer(call).halves;
             let (params, results, routine) = match evaluation.and_then(|e| e.layer(call)) {
                 Some(instead) => (&instead.params, halves.primal_results, instead.routine),
@@ -83,11 +98,11 @@ impl Class<'_> {
                     (&halves.forward_params, results, chunk.routines[call].forward)
                 }
             };
-            let params = params.iter();
-            let mut slots: Vec<BufferId> =
-                params.map(|p| self.operand_buffer(chunk, own.operands[*p], microbatch)).collect();
+            let operand =
+                |p: &usize| self.operand_buffer(chunk, (own.operands[*p], moment), microbatch);
+            let mut slots: Vec<BufferId> = params.iter().map(operand).collect();
             slots.extend((0..results).map(|r| self.result_buffer(chunk, call, r, microbatch)));
-            let frame = self.frames.get(&self.clock.forward(chunk.before + call)).copied();
+            let frame = self.frames.get(&moment.0).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
         for (value, to) in chunk.exchanged(Side::After) {
@@ -95,9 +110,27 @@ impl Class<'_> {
         }
     }
 
+    /// Gathers what a call reads, or, where that is done ahead, what the next one does; the first
+    /// one's in any case.
+    fn gather(
+        &self,
+        (is_first, moment): (bool, Moment),
+        next: Option<Moment>,
+        steps: &mut Vec<Step>,
+    ) {
+        if is_first || !self.gathers_ahead {
+            self.exchanges.gather(moment, steps);
+        }
+        if let Some(next) = next.filter(|_| self.gathers_ahead) {
+            self.exchanges.gather(next, steps);
+        }
+    }
+
+    /// The backward pass of a micro-batch. `summed` are the units that have sums of gradients.
     pub(super) fn backward(
         &self,
         [chunk, microbatch]: [usize; 2],
+        summed: &mut BTreeSet<usize>,
         steps: &mut Vec<Step>,
     ) -> Result<(), String> {
         let chunk = &self.chunks[chunk];
@@ -112,16 +145,22 @@ impl Class<'_> {
         }
         for call in (0..chunk.own.len()).rev() {
             let layer = chunk.layer(call);
-            let mut slots = self.slots(chunk, call, &layer.halves.backward_params, microbatch);
-            slots.extend(self.gradients(chunk, [call, microbatch], false)?);
+            let moment = (self.clock.backward(chunk.before + call), false);
+            let next = (call > 0).then_some((moment.0 + 1, false));
+            self.gather((call + 1 == chunk.own.len(), moment), next, steps);
+            self.exchanges.clear(moment, steps);
+            let mut slots =
+                self.slots(chunk, (call, moment), &layer.halves.backward_params, microbatch);
+            slots.extend(self.gradients(chunk, (call, moment), microbatch)?);
             let results = layer.halves.backward.results.len();
             let passed = results - layer.passed()..results;
             slots.extend(passed.map(|at| chunk.buffer(Item::Passed(call, at), microbatch)));
             // All of its gradients may be late.
             if results > 0 || layer.weights.is_none() {
-                let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
+                let frame = self.frames.get(&moment.0).copied();
                 steps.push(Step::Call { routine: chunk.routines[call].backward, slots, frame });
             }
+            self.exchanges.scatter(moment, summed, steps);
         }
         for (value, to) in chunk.exchanged(Side::Before) {
             steps.push(Step::Send { to, buffer: chunk.buffer(Item::Cotangent(value), microbatch) });
@@ -129,10 +168,12 @@ impl Class<'_> {
         Ok(())
     }
 
-    /// The gradients of weights that a backward pass has put off.
+    /// The gradients of weights that a backward pass has put off. `summed` are the units that have
+    /// sums of gradients.
     pub(super) fn weights(
         &self,
         [chunk, microbatch]: [usize; 2],
+        summed: &mut BTreeSet<usize>,
         steps: &mut Vec<Step>,
     ) -> Result<(), String> {
         let chunk = &self.chunks[chunk];
@@ -142,10 +183,14 @@ impl Class<'_> {
             let (Some(late), Some(routine)) = (late, chunk.routines[call].weights) else {
                 continue;
             };
-            let mut slots = self.slots(chunk, call, &late.params, microbatch);
-            slots.extend(self.gradients(chunk, [call, microbatch], true)?);
-            let frame = self.frames.get(&self.clock.backward(chunk.before + call)).copied();
+            let moment = (self.clock.backward(chunk.before + call), true);
+            self.exchanges.gather(moment, steps);
+            self.exchanges.clear(moment, steps);
+            let mut slots = self.slots(chunk, (call, moment), &late.params, microbatch);
+            slots.extend(self.gradients(chunk, (call, moment), microbatch)?);
+            let frame = self.frames.get(&moment.0).copied();
             steps.push(Step::Call { routine, slots, frame });
+            self.exchanges.scatter(moment, summed, steps);
         }
         Ok(())
     }
@@ -154,14 +199,14 @@ impl Class<'_> {
     fn slots(
         &self,
         chunk: &Chunk<'_>,
-        call: usize,
+        (call, moment): (usize, Moment),
         params: &[Source],
         microbatch: usize,
     ) -> Vec<BufferId> {
         let (own, param_count) = (&chunk.own[call], chunk.layer(call).param_count);
         let slot = |source: &Source| match *source {
             Source::Param(at) if at < param_count => {
-                self.operand_buffer(chunk, own.operands[at], microbatch)
+                self.operand_buffer(chunk, (own.operands[at], moment), microbatch)
             }
             Source::Param(at) => {
                 self.cotangent_of_result(chunk, own.results[at - param_count], microbatch)
@@ -172,22 +217,26 @@ impl Class<'_> {
         params.iter().map(slot).collect()
     }
 
-    /// The buffers of the gradients of a call, of those that are late or of the others.
+    /// The buffers of the gradients of a call, of those that are late or of the others, as its
+    /// moment says.
     ///
     /// # Errors
     /// A sentence, when there is one for what is fed.
     fn gradients(
         &self,
         chunk: &Chunk<'_>,
-        [call, microbatch]: [usize; 2],
-        is_late: bool,
+        (call, moment): (usize, Moment),
+        microbatch: usize,
     ) -> Result<Vec<BufferId>, String> {
         let (own, layer) = (&chunk.own[call], chunk.layer(call));
         let mut buffers = Vec::new();
         let params = layer.differentiable.iter().zip(&layer.is_late);
-        for (param, _) in params.filter(|(_, late)| **late == is_late) {
+        for (param, _) in params.filter(|(_, late)| **late == moment.1) {
             buffers.push(match own.operands[*param] {
-                Operand::Weight(weight) => self.store.grad(weight),
+                Operand::Weight(weight) => {
+                    let term = self.exchanges.term(moment, weight);
+                    term.unwrap_or_else(|| self.store.grad(weight))
+                }
                 Operand::Value(value) => chunk.buffer(Item::Cotangent(value), microbatch),
                 Operand::Tokens
                 | Operand::Labels

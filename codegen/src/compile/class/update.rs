@@ -4,18 +4,16 @@ mod shard;
 
 use std::sync::Arc;
 
-use ir::op::Combiner;
+use ir::Axis;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
-use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine, STATE_BLOCK, Step};
-use ir::{Axis, DType};
-use kernels::kernel::{Copy, Fill};
+use ir::program::{Group, STATE_BLOCK, Step};
+use kernels::kernel::Copy;
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
 
 use super::Class;
-use crate::executable::executed_target;
-use crate::lower::WORKSPACE;
+use super::launch::{all_reduce, fill, launch};
 use crate::optimizer::Update;
 use crate::store::{BufferId, Region, RegionPlace};
 
@@ -31,8 +29,7 @@ const LOSS_SCALE: usize = 4;
 /// Clears what micro-batches add to, and gradients where `clears` says that they are added to. The
 /// cotangent of the loss is the loss scale.
 pub(super) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, steps: &mut Vec<Step>) {
-    let (grads, elements) = class.store.all_grads();
-    if clears && elements > 0 {
+    if let Some((grads, elements)) = class.store.all_grads().filter(|_| clears) {
         fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
     }
     begin_evaluation(class, steps);
@@ -123,8 +120,8 @@ fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
     let types = [dtype, exchanged];
-    let (grads, elements) = class.store.all_grads();
-    if class.plan.mesh.dp > 1 && elements > 0 {
+    let over_data = class.plan.mesh.dp > 1;
+    if let Some((grads, elements)) = class.store.all_grads().filter(|_| over_data) {
         all_reduce(class, grads, (types, elements), Group::Axis(Axis::Dp), steps);
     }
     reduce_copies(class, steps);
@@ -317,96 +314,9 @@ fn update_of(
     Ok(made)
 }
 
-/// Appends a call of a routine of one launch. What has a workspace runs after the last micro-batch.
-fn launch(
-    class: &mut Class<'_>,
-    name: &str,
-    kernel: Kernel,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
-    steps: &mut Vec<Step>,
-) {
-    let bytes: Vec<u64> =
-        kernel.inputs().iter().chain(&kernel.outputs()).map(|a| a.bytes() as u64).collect();
-    let kernel = class.table.add(kernel);
-    let workspace = class.table.workspace(kernel, executed_target(class.plan));
-    let after = class.clock.end() + 1;
-    let frame = (workspace > 0).then(|| class.store.update_frame(workspace, after));
-    let local =
-        LocalBuffer { name: WORKSPACE.to_owned(), bytes: workspace, offset: 0, within: None };
-    let slot = |at: usize| Ref::Slot(at as u32);
-    let routine = Routine {
-        name: name.to_owned(),
-        slots: bytes.iter().map(|b| (name.to_owned(), *b)).collect(),
-        locals: frame.map(|_| local).into_iter().collect(),
-        frame_bytes: workspace,
-        instructions: vec![Instruction::Launch {
-            kernel,
-            scalars: Vec::new(),
-            inputs: (0..inputs.len()).map(slot).collect(),
-            outputs: (inputs.len()..inputs.len() + outputs.len()).map(slot).collect(),
-            workspace: frame.map(|_| Ref::Local(0)),
-        }],
-    };
-    let routine = class.store.routine(&routine);
-    let slots = inputs.iter().chain(outputs).copied().collect();
-    steps.push(Step::Call { routine, slots, frame });
-}
-
-fn fill(
-    class: &mut Class<'_>,
-    buffer: BufferId,
-    (dtype, len): (DType, usize),
-    value: f64,
-    steps: &mut Vec<Step>,
-) {
-    let kernel = Kernel::Fill(Fill { len, value, dtype });
-    launch(class, "fill", kernel, &[], &[buffer], steps);
-}
-
-/// Appends a sum over ranks, of elements of a type in memory and one between ranks.
-fn all_reduce(
-    class: &mut Class<'_>,
-    buffer: BufferId,
-    ([dtype, exchanged], elements): ([DType; 2], usize),
-    group: Group,
-    steps: &mut Vec<Step>,
-) {
-    let bytes = elements as u64 * dtype.size();
-    let collective = Instruction::Collective {
-        exchange: Exchange::AllReduce(Combiner::Sum),
-        group,
-        dtype,
-        exchanged,
-        elements,
-        input: Ref::Slot(0),
-        output: Ref::Slot(0),
-    };
-    call_collective(class, "reduce", &[(buffer, bytes)], collective, steps);
-}
-
-/// Appends a call of a routine of one collective, whose slots are buffers with their bytes.
-fn call_collective(
-    class: &mut Class<'_>,
-    name: &str,
-    slots: &[(BufferId, u64)],
-    collective: Instruction,
-    steps: &mut Vec<Step>,
-) {
-    let routine = Routine {
-        name: name.to_owned(),
-        slots: slots.iter().map(|(_, bytes)| ("x".to_owned(), *bytes)).collect(),
-        locals: Vec::new(),
-        frame_bytes: 0,
-        instructions: vec![collective],
-    };
-    let routine = class.store.routine(&routine);
-    let slots = slots.iter().map(|(buffer, _)| *buffer).collect();
-    steps.push(Step::Call { routine, slots, frame: None });
-}
-
 #[cfg(test)]
 mod tests {
+    use ir::DType;
     use ir::random::mix;
     use kernels::cpu::{Cpu, View, ViewMut};
 

@@ -404,6 +404,14 @@ impl<'t> Line<'t> {
             "view" => Contents::View,
             "activation" => Contents::Activation,
             "frame" => Contents::Frame,
+            "gathered" => {
+                let bucket = self.buffer_id()?;
+                Contents::Gathered { weight: self.number()?, bucket }
+            }
+            "term" => {
+                let bucket = self.buffer_id()?;
+                Contents::Term { weight: self.number()?, bucket }
+            }
             "shard" => {
                 let bucket = self.buffer_id()?;
                 Contents::Shard { role: self.shard_role()?, bucket }
@@ -419,7 +427,9 @@ impl<'t> Line<'t> {
         let role = self.read(Some)?;
         Ok(match role {
             "grad" => ShardRole::Grad,
+            "term" => ShardRole::Term,
             "master" => ShardRole::Master,
+            "param" => ShardRole::Param,
             "rounded" => ShardRole::Rounded,
             "state" => ShardRole::State(self.number()?),
             "scale" => ShardRole::Scale(self.number()?),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ir::plan::Optimizer;
-use ir::program::{BufferId, Contents, Program, ShardRole, Step};
+use ir::program::{Buffer, BufferId, Contents, Program, ShardRole, Step};
 
 use super::Rank;
 use crate::check::memory::Owner;
@@ -34,7 +34,8 @@ pub(in crate::check) fn turns(
     let first = steps.iter().position(brings).unwrap_or(0);
     let is_of_weight = |buffer: &&BufferId| {
         let contents = program.buffers.get(buffer.0 as usize).map(|buffer| &buffer.contents);
-        matches!(contents, Some(Contents::Param(_) | Contents::Grad(_)))
+        let is_whole = matches!(contents, Some(Contents::Param(_) | Contents::Grad(_)));
+        is_whole || contents.is_some_and(|contents| contents.passing().is_some())
     };
     let called = |step: &Step| match step {
         Step::Call { routine, slots, .. } => {
@@ -76,28 +77,23 @@ fn check_norm<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
         return;
     }
     let has_norm = rank.program.buffers.iter().any(|b| b.contents == Contents::Stats);
-    for (index, buffer) in rank.program.buffers.iter().enumerate() {
-        let Contents::Grad(weight) = buffer.contents else { continue };
-        let shard = &rank.program.weights[weight];
+    for (weight, shard) in rank.program.weights.iter().enumerate() {
+        let bytes = rank.gradient_bytes(world.setup, weight);
         let is_cut = shard.ranges.iter().map(|r| r.1).ne(shard.global.iter().copied());
         let counts = shard.owned && (is_cut || rank.program.tensor == 0);
-        let wanted = if counts { buffer.bytes } else { 0 };
+        let wanted = if counts { bytes } else { 0 };
         if has_norm && rank.normed[weight] != wanted {
-            let at = At { class: rank.class, step: rank.step + index, instruction: None };
-            let (name, found) = (&buffer.name, rank.normed[weight]);
-            let text = format!("the norm counts {found} of {wanted} bytes of `{name}`");
+            let at = At { class: rank.class, step: rank.step + weight, instruction: None };
+            let (name, found) = (&shard.name, rank.normed[weight]);
+            let text = format!("the norm counts {found} of {wanted} bytes of `grads.{name}`");
             world.findings.add_at(world.setup, "E2122", at, text);
         }
     }
 }
 
 fn has_gradients(program: &Program) -> bool {
-    program.buffers.iter().any(|b| matches!(b.contents, Contents::Grad(_)))
-}
-
-/// Whether a weight is trained.
-fn has_gradient(program: &Program, weight: usize) -> bool {
-    program.buffers.iter().any(|b| b.contents == Contents::Grad(weight))
+    let is_whole = |buffer: &Buffer| matches!(buffer.contents, Contents::Grad(_));
+    program.buffers.iter().any(is_whole) || program.splits_gradients()
 }
 
 /// Each micro-batch makes as many calls as the plan gives to the stage, forwards and backwards,
@@ -181,16 +177,21 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     let updates = sums && setup.plan.optimizer != Optimizer::None;
     let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
     match buffer.contents {
-        Contents::Param(weight) => rest(updates && has_gradient(program, weight), false),
+        Contents::Param(weight) => rest(updates && program.trains(weight), false),
         Contents::Master(_) | Contents::State { .. } | Contents::Scale { .. } => {
             rest(updates, false)
         }
         // Where ranks share the update, the sum over them is in their pieces.
         Contents::Grad(_) if sums => rest(true, !is_split(program)),
-        Contents::Shard { role, .. } => match role {
+        Contents::Shard { role, bucket } => match role {
             ShardRole::Grad if sums => rest(true, true),
             ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_) => rest(updates, false),
-            ShardRole::Grad | ShardRole::Rounded => None,
+            // What is not trained is not changed.
+            ShardRole::Param => {
+                let mut members = program.members(bucket).into_iter();
+                rest(updates && members.any(|member| program.trains(member.weight)), false)
+            }
+            ShardRole::Grad | ShardRole::Term | ShardRole::Rounded => None,
         },
         // The norm is that of gradients.
         Contents::Stats if phase == Phase::Evaluate => {
@@ -201,6 +202,8 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
         Contents::Output if gives(phase, program, index) => rest(true, false),
         Contents::Stats
         | Contents::Grad(_)
+        | Contents::Gathered { .. }
+        | Contents::Term { .. }
         | Contents::Output
         | Contents::Feed(_)
         | Contents::View
@@ -220,6 +223,11 @@ fn gives(phase: Phase, program: &Program, index: usize) -> bool {
 /// What a phase leaves is there.
 fn check_rest<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
     let setup = world.setup;
+    for term in &rank.unsummed {
+        let text = format!("nobody adds `{}`", rank.program.buffers[*term as usize].name);
+        let at = At { class: rank.class, step: rank.step, instruction: None };
+        world.findings.add_at(setup, "E2113", at, text);
+    }
     for (index, buffer) in rank.program.buffers.iter().enumerate() {
         let Some(rest) = rest_of(setup, rank.program, index) else { continue };
         let name = &buffer.name;

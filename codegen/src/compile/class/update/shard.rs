@@ -1,13 +1,17 @@
 //! Updates that data-parallel ranks share: each keeps and updates one piece of every bucket (ZeRO,
-//! Rajbhandari et al. 2020, stage 1).
+//! Rajbhandari et al. 2020).
 //!
 //! Gradients are scattered instead of summed on every rank, and updated parameters are gathered
-//! again. Both move as many bytes together as the sum would.
+//! again. Both move as many bytes together as the sum would. Where calls have scattered their
+//! gradients (stages 2 and 3), each rank has the sum of its piece already; where they gather
+//! parameters (stage 3), nothing is gathered here.
 
-use ir::program::{BufferId, Contents, Exchange, Group, Instruction, Ref, ShardRole, Step};
+use ir::precision::Precision;
+use ir::program::{BufferId, Contents, Exchange, Group, ShardRole, Step};
 use ir::sharding::Axis;
 
-use super::{Class, Updated, call_collective, counts, reduce_copies, update as update_elements};
+use super::super::launch::{all_reduce, exchange_pieces};
+use super::{Class, Updated, counts, reduce_copies, update as update_elements};
 use crate::store::Bucket;
 
 /// A bucket, and the sum of the gradients of this rank's piece.
@@ -23,16 +27,36 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
     if buckets.is_empty() {
         return Vec::new();
     }
+    if !class.store.units.is_empty() {
+        return buckets.into_iter().map(|bucket| summed(class, bucket, steps)).collect();
+    }
     reduce_copies(class, steps);
     let scattered = |bucket: Bucket| {
         let dtype = class.plan.precision.gradients;
         let grads = transient(class, &bucket, ShardRole::Grad);
-        let slots = [bucket.grads, grads];
-        let scatter = |counts| Exchange::ReduceScatter { outer: 1, inner: 1, counts };
-        exchange(class, &bucket, ("reduce-scatter", dtype), slots, &scatter, steps);
+        let (ranks, piece) = (class.plan.mesh.dp, bucket.piece);
+        let scatter = Exchange::ReduceScatter { outer: 1, inner: 1, counts: vec![piece; ranks] };
+        let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
+        exchange_pieces(class, ("reduce-scatter", dtype), scatter, slots, elements, steps);
         Piece { bucket, grads }
     };
     buckets.into_iter().map(scattered).collect()
+}
+
+/// The sum of the gradients of this rank's piece, of which tensor-parallel ranks or other stages
+/// may have terms.
+fn summed(class: &mut Class<'_>, bucket: Bucket, steps: &mut Vec<Step>) -> Piece {
+    let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
+    let (types, grads) = (([dtype, exchanged], bucket.piece), bucket.grads);
+    if bucket.region.is_partial {
+        all_reduce(class, grads, types, Group::Axis(Axis::Tp), steps);
+    }
+    let unit = class.store.units.iter().find(|unit| unit.params == bucket.params);
+    let stages = unit.map_or_else(Vec::new, |unit| unit.stages.clone());
+    if stages.len() > 1 {
+        all_reduce(class, grads, types, Group::Stages(stages), steps);
+    }
+    Piece { bucket, grads }
 }
 
 /// The pieces that this rank counts in the norm, with their elements.
@@ -53,7 +77,12 @@ pub(super) fn update(
 ) -> Result<(), String> {
     for Piece { bucket, grads } in pieces {
         let is_rounded = class.plan.precision.master.is_some();
-        let rounded = is_rounded.then(|| transient(class, bucket, ShardRole::Rounded));
+        let source = class.store.units.iter().find(|unit| unit.params == bucket.params);
+        let source = source.and_then(|unit| unit.source);
+        let rounded = match source {
+            Some(source) => is_rounded.then_some(source),
+            None => is_rounded.then(|| transient(class, bucket, ShardRole::Rounded)),
+        };
         let updated = Updated {
             is_matrix: bucket.region.is_matrix,
             elements: bucket.piece,
@@ -64,10 +93,15 @@ pub(super) fn update(
             rounded,
         };
         update_elements(class, &updated, scalars, steps)?;
+        if source.is_some() {
+            continue;
+        }
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
-        let gather = |counts| Exchange::AllGather { outer: 1, inner: 1, counts };
-        exchange(class, bucket, ("all-gather", dtype), slots, &gather, steps);
+        let (ranks, piece) = (class.plan.mesh.dp, bucket.piece);
+        let gather = Exchange::AllGather { outer: 1, inner: 1, counts: vec![piece; ranks] };
+        let elements = [piece, ranks * piece];
+        exchange_pieces(class, ("all-gather", dtype), gather, slots, elements, steps);
     }
     Ok(())
 }
@@ -76,42 +110,15 @@ pub(super) fn update(
 fn transient(class: &mut Class<'_>, bucket: &Bucket, role: ShardRole) -> BufferId {
     let (name, dtype) = match role {
         ShardRole::Grad => ("grads", class.plan.precision.gradients),
-        ShardRole::Rounded | ShardRole::Master | ShardRole::State(_) | ShardRole::Scale(_) => {
-            ("rounded", class.plan.precision.parameters)
-        }
+        ShardRole::Rounded
+        | ShardRole::Term
+        | ShardRole::Param
+        | ShardRole::Master
+        | ShardRole::State(_)
+        | ShardRole::Scale(_) => ("rounded", class.plan.precision.parameters),
     };
     let contents = Contents::Shard { role, bucket: bucket.params };
     let after = class.clock.end() + 1;
     let name = format!("{name}.shard");
     class.store.transient(&name, contents, dtype, vec![bucket.piece], (after, after))
-}
-
-/// Appends a collective over `dp` from one buffer to another, in pieces of a bucket.
-fn exchange(
-    class: &mut Class<'_>,
-    bucket: &Bucket,
-    (name, dtype): (&str, ir::DType),
-    [from, to]: [BufferId; 2],
-    exchange: &dyn Fn(Vec<usize>) -> Exchange,
-    steps: &mut Vec<Step>,
-) {
-    let ranks = class.plan.mesh.dp;
-    let exchange = exchange(vec![bucket.piece; ranks]);
-    let [piece, whole] = [1, ranks].map(|n| n * bucket.piece);
-    let [sent, received] = match exchange {
-        Exchange::AllGather { .. } => [piece, whole],
-        Exchange::ReduceScatter { .. } | Exchange::AllReduce(_) => [whole, piece],
-    };
-    let bytes = |elements: usize| elements as u64 * dtype.size();
-    let collective = Instruction::Collective {
-        exchange,
-        group: Group::Axis(Axis::Dp),
-        dtype,
-        exchanged: dtype,
-        elements: sent,
-        input: Ref::Slot(0),
-        output: Ref::Slot(1),
-    };
-    let slots = [(from, bytes(sent)), (to, bytes(received))];
-    call_collective(class, name, &slots, collective, steps);
 }

@@ -1,0 +1,267 @@
+//! What ranks along `dp` exchange around a call: parameters that they share are gathered before it,
+//! gradients that they share are scattered after it (ZeRO 2 and 3, Rajbhandari et al. 2020).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ir::DType;
+use ir::program::{Contents, Exchange, ShardRole, Step};
+use kernels::Kernel;
+use kernels::rows::{Access, Instr, Output, RowInput, Rows};
+
+use super::Class;
+use super::chunk::Chunk;
+use super::launch::{exchange_pieces, fill, launch};
+use crate::calls::Operand;
+use crate::specialise::Source;
+use crate::store::{BufferId, Passing, Unit};
+
+/// A call of a micro-batch's work: its moment on the clock, and whether it makes late gradients.
+pub(super) type Moment = (usize, bool);
+
+/// What is exchanged around the calls of a class. Micro-batches do so in the same buffers.
+#[derive(Default)]
+pub(super) struct Exchanges {
+    /// Steps that gather the parameters of a call.
+    gathers: BTreeMap<Moment, Vec<Step>>,
+    /// Steps that clear gradients which a call does not write, or adds to twice.
+    clears: BTreeMap<Moment, Vec<Step>>,
+    /// What is done with the gradients of a call.
+    scatters: BTreeMap<Moment, Vec<Scatter>>,
+    /// Where a call finds a weight, by the entry's number.
+    params: BTreeMap<(Moment, usize), BufferId>,
+    /// Where a call leaves its gradient of a weight.
+    terms: BTreeMap<(Moment, usize), BufferId>,
+}
+
+/// How the gradients of a unit are added up: the first of a step is the sum, later ones are added.
+struct Scatter {
+    unit: usize,
+    first: Vec<Step>,
+    later: Vec<Step>,
+}
+
+impl Exchanges {
+    /// Where a call finds a weight that its ranks share.
+    pub(super) fn param(&self, moment: Moment, weight: usize) -> Option<BufferId> {
+        self.params.get(&(moment, weight)).copied()
+    }
+
+    /// Where a call leaves a gradient that its ranks share.
+    pub(super) fn term(&self, moment: Moment, weight: usize) -> Option<BufferId> {
+        self.terms.get(&(moment, weight)).copied()
+    }
+
+    /// Appends what gathers the parameters of a call.
+    pub(super) fn gather(&self, moment: Moment, steps: &mut Vec<Step>) {
+        steps.extend(self.gathers.get(&moment).into_iter().flatten().cloned());
+    }
+
+    /// Appends what comes right before a call.
+    pub(super) fn clear(&self, moment: Moment, steps: &mut Vec<Step>) {
+        steps.extend(self.clears.get(&moment).into_iter().flatten().cloned());
+    }
+
+    /// Appends what comes after a call, where some units have sums already.
+    pub(super) fn scatter(
+        &self,
+        moment: Moment,
+        summed: &mut BTreeSet<usize>,
+        steps: &mut Vec<Step>,
+    ) {
+        for scatter in self.scatters.get(&moment).into_iter().flatten() {
+            let is_first = summed.insert(scatter.unit);
+            let made = if is_first { &scatter.first } else { &scatter.later };
+            steps.extend(made.iter().cloned());
+        }
+    }
+}
+
+/// The weights that calls read at a moment, and those of which they make gradients, with how often.
+#[derive(Default)]
+struct Needs {
+    read: BTreeSet<usize>,
+    made: BTreeMap<usize, usize>,
+}
+
+impl Class<'_> {
+    /// Room for what calls exchange, and the steps that do.
+    pub(super) fn allocate_exchanges(&mut self) {
+        let units = std::mem::take(&mut self.store.units);
+        let mut of_call: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (at, unit) in units.iter().enumerate() {
+            for caller in &unit.callers {
+                of_call.entry(caller.call).or_default().push(at);
+            }
+        }
+        let mut placed = BTreeSet::new();
+        for chunk in 0..self.chunks.len() {
+            for call in 0..self.chunks[chunk].own.len() {
+                let entry = self.chunks[chunk].first + call;
+                for (moment, span, needs) in self.needs(&self.chunks[chunk], call) {
+                    for at in of_call.get(&entry).into_iter().flatten() {
+                        let unit = (*at, &units[*at]);
+                        self.allocate_gathered(unit, (moment, span), &needs, &mut placed);
+                        self.allocate_terms(unit, moment, &needs);
+                    }
+                }
+            }
+        }
+        self.store.units = units;
+    }
+
+    /// What a call reads and makes of weights: forward, backward, and late. Each with its moment
+    /// and when gathered parameters are there.
+    fn needs(&self, chunk: &Chunk<'_>, call: usize) -> [(Moment, (usize, usize), Needs); 3] {
+        let (own, layer) = (&chunk.own[call], chunk.layer(call));
+        let weight = |param: usize| match own.operands.get(param) {
+            Some(Operand::Weight(weight)) => Some(*weight),
+            _ => None,
+        };
+        let evaluated = chunk.evaluation.as_ref().and_then(|e| e.layer(call));
+        let evaluated = evaluated.into_iter().flat_map(|layer| &layer.params);
+        let forward = layer.halves.forward_params.iter().chain(evaluated);
+        let read = |sources: &[Source]| -> BTreeSet<usize> {
+            let param =
+                |source: &Source| if let Source::Param(at) = source { Some(*at) } else { None };
+            sources.iter().filter_map(param).filter_map(weight).collect()
+        };
+        let made = |is_late: bool| {
+            let mut made = BTreeMap::new();
+            let params = layer.differentiable.iter().zip(&layer.is_late);
+            for (param, _) in params.filter(|(_, late)| **late == is_late) {
+                if let Some(weight) = weight(*param) {
+                    *made.entry(weight).or_default() += 1;
+                }
+            }
+            made
+        };
+        let late = layer.halves.late.as_ref().map_or(&[][..], |late| &late.params);
+        let moments =
+            [self.clock.forward(chunk.before + call), self.clock.backward(chunk.before + call)];
+        let ahead =
+            |at: usize, is_first: bool| (at - usize::from(!is_first && self.gathers_ahead), at);
+        let last = call + 1 == chunk.own.len();
+        let backward = Needs { read: read(&layer.halves.backward_params), made: made(false) };
+        [
+            (
+                (moments[0], false),
+                ahead(moments[0], call == 0),
+                Needs {
+                    read: forward.filter_map(|at| weight(*at)).collect(),
+                    made: BTreeMap::new(),
+                },
+            ),
+            ((moments[1], false), ahead(moments[1], last), backward),
+            (
+                (moments[1], true),
+                (moments[1], moments[1]),
+                Needs { read: read(late), made: made(true) },
+            ),
+        ]
+    }
+
+    /// Room for the parameters of a unit that a call reads, and what gathers them.
+    fn allocate_gathered(
+        &mut self,
+        (at, unit): (usize, &Unit),
+        (moment, span): (Moment, (usize, usize)),
+        needs: &Needs,
+        placed: &mut BTreeSet<usize>,
+    ) {
+        let Some(source) = unit.source else { return };
+        let weights = self.store.weights_of(unit);
+        if !weights.iter().any(|weight| needs.read.contains(weight)) {
+            return;
+        }
+        let whole = match placed.insert(at) {
+            true => self.store.first_gathered(unit, span),
+            false => self.store.whole(unit, Passing::Gathered, span),
+        };
+        for (weight, buffer) in whole.weights {
+            self.exchanges.params.insert((moment, weight), buffer);
+        }
+        let (ranks, dtype) = (self.plan.mesh.dp, self.plan.precision.parameters);
+        let counts = vec![unit.elements / ranks; ranks];
+        let exchange = Exchange::AllGather { outer: 1, inner: 1, counts };
+        let mut steps = Vec::new();
+        let elements = [unit.elements / ranks, unit.elements];
+        exchange_pieces(
+            self,
+            ("all-gather", dtype),
+            exchange,
+            [source, whole.view],
+            elements,
+            &mut steps,
+        );
+        self.exchanges.gathers.entry(moment).or_default().extend(steps);
+    }
+
+    /// The calls of this class that read the weights of a unit.
+    fn callers_here(&self, unit: &Unit) -> usize {
+        let is_here = |call: usize| {
+            self.chunks
+                .iter()
+                .any(|chunk| (chunk.first..chunk.first + chunk.own.len()).contains(&call))
+        };
+        unit.callers.iter().filter(|caller| is_here(caller.call)).count()
+    }
+
+    /// Room for the gradients of a unit that a call makes, and what adds them up.
+    fn allocate_terms(&mut self, (at, unit): (usize, &Unit), moment: Moment, needs: &Needs) {
+        let Some(bucket) = unit.bucket.map(|at| self.store.buckets[at].clone()) else { return };
+        let weights = self.store.weights_of(unit);
+        let made: Vec<usize> = weights.iter().filter_map(|w| needs.made.get(w)).copied().collect();
+        if made.is_empty() {
+            return;
+        }
+        let span = (moment.0, moment.0);
+        let (ranks, dtype) = (self.plan.mesh.dp, self.plan.precision.gradients);
+        let whole = self.store.whole(unit, Passing::Term, span);
+        for (weight, buffer) in whole.weights {
+            self.exchanges.terms.insert((moment, weight), buffer);
+        }
+        let mut clears = Vec::new();
+        // What lies between weights is summed with them.
+        let is_whole = made.len() == weights.len() && self.store.elements_of(unit) == unit.elements;
+        if !is_whole || made.iter().any(|times| *times > 1) {
+            fill(self, whole.view, (dtype, unit.elements), 0.0, &mut clears);
+        }
+        self.exchanges.clears.entry(moment).or_default().extend(clears);
+        let elements = [unit.elements, bucket.piece];
+        let counts = vec![bucket.piece; ranks];
+        let scatter = |class: &mut Self, to: BufferId, steps: &mut Vec<Step>| {
+            let exchange = Exchange::ReduceScatter { outer: 1, inner: 1, counts: counts.clone() };
+            let buffers = [whole.view, to];
+            exchange_pieces(class, ("reduce-scatter", dtype), exchange, buffers, elements, steps);
+        };
+        let mut made = Scatter { unit: at, first: Vec::new(), later: Vec::new() };
+        scatter(self, bucket.grads, &mut made.first);
+        if self.plan.microbatch_count > 1 || self.callers_here(unit) > 1 {
+            let contents = Contents::Shard { role: ShardRole::Term, bucket: bucket.params };
+            let sizes = vec![bucket.piece];
+            let term = self.store.transient("term.shard", contents, dtype, sizes, span);
+            scatter(self, term, &mut made.later);
+            add(self, [term, bucket.grads], (dtype, bucket.piece), &mut made.later);
+        }
+        self.exchanges.scatters.entry(moment).or_default().push(made);
+    }
+}
+
+/// Appends the addition of one buffer to another.
+fn add(
+    class: &mut Class<'_>,
+    [from, to]: [BufferId; 2],
+    (dtype, elements): (DType, usize),
+    steps: &mut Vec<Step>,
+) {
+    let access = Access::full(1, elements);
+    let rows = Rows {
+        rows: 1,
+        cols: elements,
+        dtype: class.sums(),
+        inputs: vec![RowInput { dtype, access: access.clone() }],
+        instrs: vec![Instr::Load { input: 0 }],
+        outputs: vec![Output::Store { value: 0, access, dtype, accumulate: true }],
+    };
+    launch(class, "add", Kernel::Rows(rows), &[from], &[to], steps);
+}

@@ -1,0 +1,248 @@
+//! Buckets of which ranks along `dp` share gradients, and parameters too (ZeRO 2 and 3, Rajbhandari
+//! et al. 2020).
+//!
+//! A unit is a bucket that the same calls read, on all stages. A call makes whole gradients of it,
+//! which are scattered at once: each rank keeps a piece of their sum. Where ranks share parameters,
+//! each keeps a piece, and a call gathers what it reads.
+
+use std::collections::BTreeMap;
+
+use ir::DType;
+use ir::precision::Precision;
+use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
+use serde::Serialize;
+
+use super::{Bucket, Caller, Region, Store, WeightPlace, quantum, region_of};
+
+/// A bucket of which ranks along `dp` share gradients, and all weights that the same calls read.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    pub(crate) region: Region,
+    /// The calls that read its weights.
+    pub(crate) callers: Vec<Caller>,
+    /// The stages that hold its weights.
+    pub(crate) stages: Vec<usize>,
+    /// Its weights, by number in [`Store::weights`].
+    members: Vec<Member>,
+    /// Elements of all, padded to pieces of equal length.
+    pub(crate) elements: usize,
+    /// What parameters are gathered from, where ranks share these.
+    pub(crate) source: Option<BufferId>,
+    /// The view of its parameters; where ranks share these, of those of the first call.
+    pub(crate) params: BufferId,
+    /// Of [`Store::buckets`]; none of what is not trained.
+    pub(crate) bucket: Option<usize>,
+}
+
+/// What the weights of a unit have in common, and in which order units lie.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    region: (bool, bool, bool, bool, bool, bool),
+    callers: Vec<Caller>,
+}
+
+impl Key {
+    fn of(place: &WeightPlace) -> Key {
+        let Region { foreign, is_partial, is_cut, is_matrix, is_frozen, is_coded } =
+            region_of(place);
+        let region = (is_frozen, !is_matrix, is_coded, foreign, is_partial, is_cut);
+        Key { region, callers: place.callers.clone() }
+    }
+}
+
+/// What passes through the memory of a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passing {
+    /// Parameters.
+    Gathered,
+    /// Gradients.
+    Term,
+}
+
+/// What a call holds of a unit while it runs, as whole tensors.
+pub(crate) struct Whole {
+    /// All of it.
+    pub(crate) view: BufferId,
+    /// By the entry's weight.
+    pub(crate) weights: BTreeMap<usize, BufferId>,
+}
+
+/// All of units that matters to how they are reduced and updated: what their weights are, the
+/// stages that hold them, and elements.
+pub(crate) fn extents_of_units(
+    weights: &[WeightPlace],
+    precision: &Precision,
+    shards: usize,
+) -> Vec<(impl Serialize + use<>, Vec<usize>, usize)> {
+    let mut sorted = weights.to_vec();
+    sorted.sort_by_key(|place| (Key::of(place), place.weight));
+    let extent = |unit: &[WeightPlace]| {
+        let elements = members(unit, 0, precision, shards).1;
+        (Key::of(&unit[0]).region, unit[0].stages.clone(), elements)
+    };
+    sorted.chunk_by(|a, b| Key::of(a) == Key::of(b)).map(extent).collect()
+}
+
+/// The weights of a unit, the first of which has a number, and the elements of all: each is padded
+/// to the alignment in all types, and the last so that pieces are.
+fn members(
+    unit: &[WeightPlace],
+    number: usize,
+    precision: &Precision,
+    shards: usize,
+) -> (Vec<Member>, usize) {
+    let quantum = quantum(precision, unit[0].is_coded);
+    let (mut members, mut end) = (Vec::new(), 0);
+    for (at, place) in unit.iter().enumerate() {
+        members.push(Member { weight: number + at, first: end });
+        let elements = place.ranges.iter().map(|r| r.1).product::<usize>();
+        end += elements.next_multiple_of(quantum);
+    }
+    (members, end.next_multiple_of(quantum * shards))
+}
+
+impl Store {
+    /// Places of each unit the pieces of gradients and of what is updated, with `states` optimizer
+    /// states, and parameters: whole, or their piece where `gathers` says that calls gather them.
+    pub(crate) fn for_units(
+        weights: Vec<WeightPlace>,
+        states: usize,
+        precision: Precision,
+        shards: usize,
+        gathers: bool,
+    ) -> Store {
+        let mut store = Store::empty(weights, precision, shards);
+        store.weights.sort_by_key(|place| (Key::of(place), place.weight));
+        let weights = store.weights.clone();
+        let mut number = 0;
+        for unit in weights.chunk_by(|a, b| Key::of(a) == Key::of(b)) {
+            let (members, elements) = members(unit, number, &precision, shards);
+            number += unit.len();
+            let unit = Unit {
+                region: region_of(&unit[0]),
+                callers: unit[0].callers.clone(),
+                stages: unit[0].stages.clone(),
+                members,
+                elements,
+                source: None,
+                params: BufferId(0),
+                bucket: None,
+            };
+            store.place_unit(unit, gathers, states);
+        }
+        store
+    }
+
+    fn place_unit(&mut self, mut unit: Unit, gathers: bool, states: usize) {
+        unit.params = match gathers {
+            true => self.whole(&unit, Passing::Gathered, (0, 0)).view,
+            false => self.resident(&unit),
+        };
+        let Precision { parameters, master, .. } = self.precision;
+        if gathers && (master.is_some() || unit.region.is_frozen) {
+            unit.source = Some(self.piece(&unit, "params", ShardRole::Param, parameters));
+        }
+        if !unit.region.is_frozen {
+            let bucket = self.place_bucket(&unit, states);
+            if gathers {
+                unit.source.get_or_insert(bucket.master);
+            }
+            unit.bucket = Some(self.buckets.len());
+            self.buckets.push(bucket);
+        }
+        self.units.push(unit);
+    }
+
+    /// The parameters of a unit, whole, and the view of all.
+    fn resident(&mut self, unit: &Unit) -> BufferId {
+        let (start, dtype) = (self.end, self.precision.parameters);
+        for member in &unit.members {
+            let place = &self.weights[member.weight];
+            let (name, weight) = (format!("params.{}", place.name), place.weight);
+            let sizes = place.ranges.iter().map(|r| r.1).collect();
+            self.end = start + member.first as u64 * dtype.size();
+            let buffer = self.persistent(&name, Contents::Param(member.weight), dtype, sizes);
+            self.params.insert(weight, buffer);
+        }
+        self.end = start + unit.elements as u64 * dtype.size();
+        self.view("params", dtype, unit.elements, start)
+    }
+
+    /// The piece that this rank keeps of something of a unit.
+    fn piece(&mut self, unit: &Unit, name: &str, role: ShardRole, dtype: DType) -> BufferId {
+        let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
+        let elements = unit.elements / self.shards / per;
+        let name = format!("{name}.shard{}", self.units.len());
+        let contents = Contents::Shard { role, bucket: unit.params };
+        self.persistent(&name, contents, dtype, vec![elements])
+    }
+
+    /// The pieces of what the update of a unit reads and writes.
+    fn place_bucket(&mut self, unit: &Unit, states: usize) -> Bucket {
+        let (precision, region) = (self.precision, unit.region);
+        let master = self.piece(unit, "master", ShardRole::Master, precision.updated());
+        let grads = self.piece(unit, "grads", ShardRole::Grad, precision.gradients);
+        let of_states = precision.state(region.is_coded);
+        let mut state = |index: usize| {
+            let name = format!("state{index}");
+            self.piece(unit, &name, ShardRole::State(index), of_states)
+        };
+        let states: Vec<BufferId> = (0..states).map(&mut state).collect();
+        let mut scale = |index: usize| {
+            let name = format!("scale{index}");
+            self.piece(unit, &name, ShardRole::Scale(index), precision.accumulate)
+        };
+        let coded = if region.is_coded { states.len() } else { 0 };
+        let scales = (0..coded).map(&mut scale).collect();
+        let piece = unit.elements / self.shards;
+        Bucket { region, piece, params: unit.params, grads, master, states, scales }
+    }
+
+    /// Room for a unit as whole tensors while a call runs.
+    pub(crate) fn whole(&mut self, unit: &Unit, passing: Passing, span: (usize, usize)) -> Whole {
+        let Precision { parameters, gradients, .. } = self.precision;
+        let (name, dtype) = match passing {
+            Passing::Gathered => ("gathered", parameters),
+            Passing::Term => ("terms", gradients),
+        };
+        let view = self.transient(name, Contents::View, dtype, vec![unit.elements], span);
+        let mut weights = BTreeMap::new();
+        for Member { weight, first } in unit.members.iter().copied() {
+            let place = &self.weights[weight];
+            let (name, of_entry) = (format!("{name}.{}", place.name), place.weight);
+            let sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
+            let contents = match passing {
+                Passing::Gathered => Contents::Gathered { weight, bucket: view },
+                Passing::Term => Contents::Term { weight, bucket: view },
+            };
+            let buffer = self.part(&name, contents, dtype, sizes, (view, first));
+            weights.insert(of_entry, buffer);
+        }
+        Whole { view, weights }
+    }
+
+    /// The entry's weights in a unit.
+    pub(crate) fn weights_of(&self, unit: &Unit) -> Vec<usize> {
+        unit.members.iter().map(|member| self.weights[member.weight].weight).collect()
+    }
+
+    /// The elements of all weights in a unit, without what pads them.
+    pub(crate) fn elements_of(&self, unit: &Unit) -> usize {
+        let elements = |member: &Member| -> usize {
+            self.weights[member.weight].ranges.iter().map(|r| r.1).product()
+        };
+        unit.members.iter().map(elements).sum()
+    }
+
+    /// The room for the gathered parameters of a unit that was made with it, at a time.
+    pub(crate) fn first_gathered(&mut self, unit: &Unit, span: (usize, usize)) -> Whole {
+        self.spans.insert(unit.params.0, span);
+        let of = |(at, buffer): (usize, &ir::program::Buffer)| {
+            let (weight, bucket) = buffer.contents.passing()?;
+            let weight = self.weights[weight].weight;
+            (bucket == unit.params).then_some((weight, BufferId(at as u32)))
+        };
+        let weights = self.buffers.iter().enumerate().filter_map(of).collect();
+        Whole { view: unit.params, weights }
+    }
+}
