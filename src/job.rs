@@ -136,7 +136,7 @@ const DECISIONS: &str = "Decisions";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
 pub struct Limited {
-    /// Fix a decision: pp, dp, tp, sp, mbs, vpp, keep; on GPUs also cp, ep, schedule, zero, shard,
+    /// Fix a decision: pp, dp, tp, sp, mbs, vpp, zero, keep; on GPUs also cp, ep, schedule, shard,
     /// recompute, offload, placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,

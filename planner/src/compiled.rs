@@ -247,9 +247,22 @@ impl Attempt<'_> {
             seen.insert(kind(candidate));
             self.evaluate(candidate)?;
         }
+        // The times of those whose ranks share gradients are known once they are compiled: where
+        // there are others of the kind, one of these is named.
+        let is_quick = |c: &Candidate| c.zero.stage < 2;
+        let quick: BTreeSet<_> = line
+            .iter()
+            .map(|waiting| &all[waiting.1].0)
+            .filter(|c| is_quick(c))
+            .map(kind)
+            .collect();
         let mut lines: Vec<(_, Line)> = Vec::new();
         for waiting in line {
-            let of = kind(&all[waiting.1].0);
+            let candidate = &all[waiting.1].0;
+            let of = kind(candidate);
+            if !is_quick(candidate) && quick.contains(&of) {
+                continue;
+            }
             match lines.iter_mut().find(|(known, _)| *known == of) {
                 Some((_, line)) => _ = line.insert(*waiting),
                 None if seen.len() < KINDS_MAX && seen.insert(of) => {

@@ -129,9 +129,13 @@ pub fn settle(
             return Ok(Finalists { held, oversized });
         };
         oversized.push(Oversized { chosen: best.clone(), held });
-        // What the closed form lacks of this program it may lack of the next one.
-        limit = (limit - (need - have)).min(best.estimate.memory.total_bytes() - 1.0);
-        let next = search(limit).ok_or_else(|| none_fits(&oversized, have))?;
+        // What the closed form lacks of this program it may lack of the next one; but what is
+        // smaller than this one may fit, where nothing else does.
+        let smaller = best.estimate.memory.total_bytes() - 1.0;
+        let limits = [(limit - (need - have)).min(smaller), smaller];
+        let found = limits.into_iter().find_map(|limit| Some((limit, search(limit)?)));
+        let next;
+        (limit, next) = found.ok_or_else(|| none_fits(&oversized, have))?;
         let effort = answer.space;
         *answer = SearchResult { have_bytes: have, bound_s, ..next };
         answer.space.evaluated += effort.evaluated;

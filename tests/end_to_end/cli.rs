@@ -266,8 +266,7 @@ fn memory_is_worth_what_devices_with_it_would_do() {
              capacity = \"{bytes} B\"\nreserved = \"0 B\"\n"
         );
         scratch.write("other.toml", &file);
-        let plan = scratch.json(&format!("plan {asked} --cluster other.toml --json"));
-        assert_eq!(other["best"]["step_time_s"], plan["step_time_s"], "{bytes}");
+        let plan = check_found(&scratch, &other["best"], &format!("{asked} --cluster other.toml"));
         let more = number(&plan["step_time_s"]) - step_s;
         let larger = bytes as f64 > number(&explained["have_bytes"]);
         assert!(if larger { more <= 0.0 } else { more >= 0.0 }, "{bytes}: {more}");
@@ -280,12 +279,25 @@ fn memory_is_worth_what_devices_with_it_would_do() {
         assert!(!fits || number(&neighbour["step_time_s"]) >= step_s, "{neighbour:#}");
         if !neighbour["best"].is_null() {
             let change = neighbour["change"].as_str().expect("a decision");
-            let plan = scratch.json(&format!("plan {asked} --cluster h100 --fix {change} --json"));
-            assert_eq!(neighbour["best"]["step_time_s"], plan["step_time_s"], "{neighbour:#}");
+            let fixed = format!("{asked} --cluster h100 --fix {change}");
+            check_found(&scratch, &neighbour["best"], &fixed);
             searched += 1;
         }
     }
     assert!(searched > 5, "{explained:#}");
+}
+
+/// What is best in closed form is what `plan` finds, or, where that says that its program does not
+/// fit, a little faster.
+fn check_found(scratch: &Scratch, best: &Value, asked: &str) -> Value {
+    let plan = scratch.json(&format!("plan {asked} --json"));
+    let [best, found] = [best, &plan].map(|of| of["step_time_s"].as_f64().expect("a number"));
+    if best != found {
+        assert!(best <= found && found < 1.01 * best, "{asked}: {best} {found}");
+        let page = scratch.answer(&format!("plan {asked}"));
+        assert!(page.contains("does not fit: ") && page.contains(" compiled, of "), "{page}");
+    }
+    plan
 }
 
 #[test]

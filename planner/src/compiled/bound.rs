@@ -118,8 +118,10 @@ fn stages(
         let mut kept_of_all = kept.clone();
         for (chunk, [from, to]) in candidate.calls_of(at).into_iter().enumerate() {
             for (price, read) in prices[from..to].iter().zip(&weights.of_call[from..to]) {
-                stage.seconds += price.seconds;
-                stage.compute_s += price.compute_s;
+                // Ranks that share gradients add none of their own.
+                let added_s = if candidate.zero.stage > 1 { price.added_s } else { 0.0 };
+                stage.seconds += price.seconds - added_s;
+                stage.compute_s += price.compute_s - added_s * tp as f64;
                 kept[chunk] += price.kept_bytes;
                 kept_of_all[chunk] += price.kept_bytes_of_all;
                 for weight in read {
@@ -140,9 +142,17 @@ fn stages(
         stage.update_s = update_seconds(job, (updated / shares) as f64, rates);
         let elements = held as f64;
         if shares > 1 {
-            let scattered = link.reduce_scatter(elements * gradients.size() as f64, members);
-            let gathered = link.all_gather(elements * parameters.size() as f64, members);
-            stage.reduction_s = scattered.0 + gathered.0;
+            let scattered = link.reduce_scatter(elements * gradients.size() as f64, members).0;
+            let gathered = link.all_gather(elements * parameters.size() as f64, members).0;
+            // Gradients are scattered once, or after each micro-batch; parameters gathered after
+            // the update, or for each micro-batch.
+            let (each, once) = match candidate.zero.stage {
+                0 | 1 => (0.0, scattered + gathered),
+                2 => (scattered, gathered),
+                _ => (scattered + gathered, 0.0),
+            };
+            stage.seconds += each;
+            stage.reduction_s = once;
         } else if dp > 1 {
             stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
         }
@@ -175,14 +185,20 @@ fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
     moved.iter().map(seconds).sum()
 }
 
-/// What is held for each element of a weight: itself and its gradient; and its master and states,
-/// which ranks may share. Where they do, what is updated is always a copy.
+/// What is held for each element of a weight, by each rank and by all that share it: itself, its
+/// gradient, its master and states. Where ranks share the update and not parameters, what is
+/// updated is always a copy.
 fn bytes_of_weight(job: &Job<'_>, candidate: &Candidate) -> [u64; 2] {
     let Precision { parameters, gradients, states, master, .. } = job.precision;
     let states = job.optimizer.state_count() as u64 * states.size();
     let copy = (candidate.zero.stage > 0).then_some(job.precision.updated());
     let updated = master.or(copy).map_or(0, DType::size);
-    [parameters.size() + gradients.size(), updated + states]
+    let (parameters, gradients) = (parameters.size(), gradients.size());
+    match candidate.zero.stage {
+        0 | 1 => [parameters + gradients, updated + states],
+        2 => [parameters, gradients + updated + states],
+        _ => [0, master.map_or(0, |_| parameters) + gradients + updated + states],
+    }
 }
 
 fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Prices<'_>) -> f64 {

@@ -16,6 +16,10 @@ use crate::limits::{Decision, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NON
 const CUTS_MAX: usize = 512;
 /// As [`CUTS_MAX`], into interleaved chunks. Chosen: they add few candidates.
 const CHUNK_CUTS_MAX: usize = 16;
+/// As [`CUTS_MAX`], where ranks share gradients: what they exchange around each call is known once
+/// a candidate is compiled, which takes a hundred times as long as to time another one. Chosen: all
+/// ways to cut four calls, so that small searches are exhaustive.
+const SHARED_CUTS_MAX: usize = 4;
 
 type Bounded = Vec<(Candidate, Bound)>;
 
@@ -116,9 +120,16 @@ fn add_cuts(
     let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
     let chunks = chunks(job, mesh, key, seconds.len()).into_iter();
-    let most = |chunks| if chunks == 1 { CUTS_MAX } else { CHUNK_CUTS_MAX };
-    for stage_ends in chunks.flat_map(|chunks| cuts(&seconds, mesh.pp * chunks, most(chunks))) {
-        for zero in zeros(job, mesh) {
+    let cut = |chunks: usize| {
+        let most = if chunks == 1 { CUTS_MAX } else { CHUNK_CUTS_MAX };
+        let stages = mesh.pp * chunks;
+        (cuts(&seconds, stages, most), cuts(&seconds, stages, SHARED_CUTS_MAX))
+    };
+    for (all_cuts, few_cuts) in chunks.map(cut) {
+        let may = |zero: &Zero, cut: &Vec<usize>| zero.stage < 2 || few_cuts.contains(cut);
+        let zeros = zeros(job, mesh);
+        let each = all_cuts.iter().flat_map(|cut| zeros.iter().map(move |zero| (cut, *zero)));
+        for (stage_ends, zero) in each.filter(|(cut, zero)| may(zero, cut)) {
             let candidate = Candidate {
                 mesh,
                 sequence: key.sequence,
@@ -143,7 +154,8 @@ fn chunks(job: &Job<'_>, mesh: Mesh, key: Key, calls: usize) -> Vec<usize> {
     (1..=calls / mesh.pp).filter(may).collect()
 }
 
-/// What data-parallel ranks may share: nothing, or the states of the optimizer.
+/// What data-parallel ranks may share: nothing, the states of the optimizer, gradients too,
+/// parameters too.
 fn zeros(job: &Job<'_>, mesh: Mesh) -> Vec<Zero> {
     let has_states = mesh.dp > 1 && job.optimizer != Optimizer::None;
     let is_rounded = job.precision.reduce != job.precision.gradients;
@@ -151,7 +163,7 @@ fn zeros(job: &Job<'_>, mesh: Mesh) -> Vec<Zero> {
         let stage = usize::from(zero.stage);
         allows(job, Decision::Zero, stage) && (stage == 0 || has_states && !is_rounded)
     };
-    [0, 1].map(|stage| Zero { stage, shard: 0 }).into_iter().filter(may).collect()
+    [0, 1, 2, 3].map(|stage| Zero { stage, shard: 0 }).into_iter().filter(may).collect()
 }
 
 fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {

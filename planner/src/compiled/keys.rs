@@ -18,6 +18,8 @@ pub(super) struct CallPrice {
     pub(super) seconds: f64,
     /// Kernels of all tensor-parallel ranks together, at least.
     pub(super) compute_s: f64,
+    /// What `seconds` has for adding to gradients instead of writing them.
+    pub(super) added_s: f64,
     /// Bytes that the first rank keeps from forward to backward.
     pub(super) kept_bytes: u64,
     /// Bytes that all tensor-parallel ranks keep together, at least.

@@ -9,7 +9,7 @@ use codegen::crossing::rounded_gradients;
 use codegen::partition::Place;
 use codegen::routines::{GradientSums, LayerDecisions};
 use ir::plan::Keep;
-use ir::program::Routine;
+use ir::program::{Instruction, Routine};
 use ir::{Diagnostic, Mesh, Span};
 
 use super::Job;
@@ -33,6 +33,8 @@ pub(super) struct Variant {
 pub(super) struct TimedLayer {
     pub(super) forward: Timed,
     pub(super) backward: Timed,
+    /// What of `backward` is for adding to gradients instead of writing them.
+    added_s: f64,
     /// Bytes of its results.
     pub(super) result_bytes: Vec<u64>,
     /// Bytes of what it keeps beside them.
@@ -109,6 +111,7 @@ impl<'a> Pricer<'a> {
         Ok(CallPrice {
             seconds: all_s,
             compute_s: compute_s + others * compute_s.min(least_s),
+            added_s: first.added_s,
             kept_bytes: kept[0],
             kept_bytes_of_all: kept[0] + (key.tp as u64 - 1) * kept[0].min(kept[1]),
         })
@@ -156,17 +159,34 @@ impl<'a> Pricer<'a> {
             add_parts(&mut timed.parts, routine, &prices, &self.launches);
             timed
         };
+        let launches = built.backward.instructions.iter().filter_map(|instruction| {
+            let Instruction::Launch { kernel, .. } = instruction else { return None };
+            Some(*kernel)
+        });
+        let added_s = launches.map(|kernel| self.added_s(kernel, &prices)).sum();
         let first = built.halves.forward_params.len();
         let results = &built.forward.slots[first..];
         let (passed, kept) = results.split_at(built.halves.primal_results);
         let timed = Arc::new(TimedLayer {
             forward: half(&built.forward),
             backward: half(&built.backward),
+            added_s,
             result_bytes: passed.iter().map(|(_, bytes)| *bytes).collect(),
             kept_bytes: kept.iter().map(|(_, bytes)| bytes).sum(),
         });
         self.timed.insert(variant, Arc::clone(&timed));
         Ok(timed)
+    }
+
+    /// Seconds that a kernel would save if it wrote what it adds.
+    fn added_s(&self, kernel: usize, prices: &Prices<'_>) -> f64 {
+        let mut written = self.compiler.kernels()[kernel].clone();
+        let mut sums = written.sums();
+        if !sums.iter().any(|adds| **adds) {
+            return 0.0;
+        }
+        sums.iter_mut().for_each(|adds| **adds = false);
+        (self.launches[kernel].seconds - prices.launch(&written).seconds).max(0.0)
     }
 
     /// Prices the kernels that were compiled since. They cost the same on all meshes of a job.

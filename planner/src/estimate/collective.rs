@@ -207,7 +207,7 @@ impl Terms<'_> {
         let [gathers, reduces] = match self.profile.whole {
             Whole::Ends | Whole::EndsAndSums if c.pp > 1 => [1.0, 1.0],
             Whole::EndsAndSums => [m, 1.0],
-            Whole::Layers | Whole::Ends => [m, m],
+            Whole::Calls | Whole::Layers | Whole::Ends => [m, m],
         };
         Exchanges {
             weights_s: gathers * forward,

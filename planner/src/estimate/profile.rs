@@ -73,6 +73,9 @@ pub enum Printed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Whole {
+    /// What a call reads and the next one does, and the gradients that it makes, from right before
+    /// to right after it: what programs of `codegen` hold.
+    Calls,
     /// Two layers at a time.
     Layers,
     /// The ends of the model too, from the forward to the backward pass: PyTorch gathers them with

@@ -30,6 +30,8 @@ pub(super) struct Stage {
     pub(super) late: f64,
     pub(super) parameters: f64,
     pub(super) end_parameters: f64,
+    /// Of the end that has most.
+    pub(super) end_parameters_most: f64,
     pub(super) expert_parameters: f64,
     pub(super) tensors: f64,
     pub(super) moments: Moments,
@@ -212,6 +214,7 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
     } else {
         stage.end_working = stage.end_working.max(working);
         stage.end_parameters += price.parameters;
+        stage.end_parameters_most = stage.end_parameters_most.max(price.parameters);
         stage.end_frozen += price.frozen_bytes[0];
     }
     stage.freed = stage.freed.max(price.freed_bytes);

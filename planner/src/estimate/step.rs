@@ -248,9 +248,11 @@ impl Terms<'_> {
         let [in_flight, waiting] = held_microbatches(c, index, m);
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
         let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
-        let gathered = if c.zero.stage == 3 { self.gathered_bytes(c, stage) } else { 0.0 };
+        let is_apart = self.profile.whole != Whole::Calls;
+        let gathered =
+            if c.zero.stage == 3 && is_apart { self.gathered_bytes(c, stage) } else { 0.0 };
         let sums_whole = match self.profile.whole {
-            Whole::Layers => false,
+            Whole::Calls | Whole::Layers => false,
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
@@ -264,7 +266,8 @@ impl Terms<'_> {
         let activations_bytes = kept * on_device(c.offload.activations) + stage.saved + sent;
         // Each is at its peak when the other is not there.
         let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
-        let working = stage.working.max(stage.end_working).max(pieces);
+        let [of_layer, of_end] = self.passing_bytes(c, stage);
+        let working = (stage.working + of_layer).max(stage.end_working + of_end).max(pieces);
         // Of what the allocator holds for these, a share is of no use.
         let fragmentation = self.profile.stated.fragmentation;
         let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
@@ -307,6 +310,29 @@ impl Terms<'_> {
         stage.moments.bytes.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
     }
 
+    /// Whole weights and gradients of a layer, and of an end of the model, while it is called,
+    /// where they are sharded between calls. Weights of the next call are gathered meanwhile.
+    fn passing_bytes(&self, c: &Configuration, stage: &Stage) -> [f64; 2] {
+        let [_, experts] = weights(c, stage);
+        if self.profile.whole != Whole::Calls || c.zero.stage < 2 || c.dp * c.cp == 1 {
+            return [0.0; 2];
+        }
+        let layers = stage.layers.max(1.0);
+        let of_experts = if experts.shard > 1 { experts.parameters } else { 0.0 };
+        let layer = (stage.parameters - stage.end_parameters + of_experts) / layers;
+        let end = stage.end_parameters_most;
+        let Profile { weight_bytes, gradient_bytes, .. } = *self.profile;
+        let gathered = if c.zero.stage == 3 { weight_bytes } else { 0.0 };
+        let [frozen, of_ends] = match c.zero.stage {
+            3 => [(stage.frozen[0] - stage.end_frozen) / layers, stage.end_frozen],
+            _ => [0.0; 2],
+        };
+        [
+            layer * (2.0 * gathered + gradient_bytes) + 2.0 * frozen,
+            end * (gathered + gradient_bytes) + layer * gathered + of_ends + frozen,
+        ]
+    }
+
     /// Weights that are whole for a while where they are sharded.
     fn gathered_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
         // What has one copy is whole where it lies.
@@ -316,7 +342,7 @@ impl Terms<'_> {
         // The layer in use and the next.
         let two = 2.0 / stage.layers.max(1.0);
         let whole = match self.profile.whole {
-            Whole::Layers => two * all,
+            Whole::Calls | Whole::Layers => two * all,
             Whole::Ends | Whole::EndsAndSums if c.pp > 1 => all,
             Whole::Ends | Whole::EndsAndSums => {
                 stage.end_parameters + two.min(1.0) * (all - stage.end_parameters)
@@ -324,7 +350,7 @@ impl Terms<'_> {
         };
         let frozen = stage.frozen[0] + if experts.shard > 1 { stage.frozen[1] } else { 0.0 };
         let frozen = match self.profile.whole {
-            Whole::Layers => two * frozen,
+            Whole::Calls | Whole::Layers => two * frozen,
             Whole::Ends | Whole::EndsAndSums if c.pp > 1 => frozen,
             Whole::Ends | Whole::EndsAndSums => {
                 stage.end_frozen + two.min(1.0) * (frozen - stage.end_frozen)

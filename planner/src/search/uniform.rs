@@ -385,8 +385,9 @@ impl<'a> Space<'a> {
     /// recomputation and stage partition.
     fn smallest(&self, c: &Configuration, decided: usize) -> impl Iterator<Item = Configuration> {
         let mut small = c.clone();
+        // What is whole while it is used may be more than what is saved between uses.
         let zeros = match decided {
-            ..=SCHEDULE => vec![Zero { stage: 2, shard: 0 }, Zero { stage: 3, shard: 0 }],
+            ..=SCHEDULE => [3, 2, 1, 0].map(|stage| Zero { stage, shard: 0 }).to_vec(),
             _ => vec![c.zero],
         };
         if decided <= SCHEDULE + 1 {

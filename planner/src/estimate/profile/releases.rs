@@ -42,7 +42,7 @@ pub const GANTLINE: Profile = Profile {
     gradient_bytes: 4.0,
     exchange_bytes: 4.0,
     bucket_bytes: WHOLE,
-    whole: Whole::Layers,
+    whole: Whole::Calls,
     pieces_per_layer: 1.0,
     copies_pieces: false,
     copies_gathered: false,

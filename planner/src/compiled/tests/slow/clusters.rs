@@ -82,7 +82,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
         let ends = (1..=most).flat_map(|vpp| all_stage_ends(calls.calls.len(), pp * vpp));
         for stage_ends in ends {
             let kept = 0..1usize << layers.len();
-            let splits = if mesh.dp > 1 { 0..=1 } else { 0..=0 };
+            let splits = if mesh.dp > 1 { 0..=3 } else { 0..=0 };
             for (keeps, stage) in kept.flat_map(|k| splits.clone().map(move |s| (k, s))) {
                 let keep = |at| if keeps >> at & 1 == 1 { Keep::Full } else { Keep::None };
                 let candidate = Candidate {
@@ -125,7 +125,7 @@ fn each_cluster_has_a_plan_of_its_own_and_it_is_the_fastest() {
         ("fast link", fast, "other kernels"),
         ("slow link", cluster("1 GiB", &wide("20 MB/s", "200 us"), 1, 4), "dp reduction"),
         ("little memory", cluster(&little, &wide("50 GB/s", "0.5 us"), 1, 4), "memory"),
-        ("many small nodes", cluster("1 GiB", &nodes, 2, 2), "waiting"),
+        ("many small nodes", cluster("1 GiB", &nodes, 2, 2), "other kernels"),
     ];
     let mut plans = Vec::new();
     for (name, cluster, number) in &clusters {
