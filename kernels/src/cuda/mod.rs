@@ -19,8 +19,10 @@
 //!
 //! Reading order: `function` is the noun, its `tile` what it computes; a file for each family has
 //! its tile programs and prints them, by `program` the expressions of fused loops over rows, by
-//! `index` offsets, by `text` lines; `lower` chooses the functions of a kernel.
+//! `index` offsets, by `text` lines; `accesses` counts what the programs access; `lower` chooses
+//! the functions of a kernel.
 
+mod accesses;
 mod attention;
 mod flash;
 mod flash_backward;
@@ -48,6 +50,7 @@ mod transpose;
 mod vector;
 mod warpgroup;
 
+pub use accesses::Accesses;
 pub use attention::{AttentionTile, Part};
 pub use flash::FlashTile;
 pub use flash_backward::FlashBackward;

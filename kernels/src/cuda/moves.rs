@@ -71,6 +71,19 @@ impl RowCopy {
         rows * self.row().div_ceil(self.width)
     }
 
+    /// The loops of the copy, the last one over the vectors of a row.
+    pub(super) fn loops_of_vectors(&self) -> Vec<CopyLoop> {
+        let mut loops = self.copy.loops.clone();
+        if let Some(last) = loops.last_mut() {
+            *last = CopyLoop {
+                size: last.size.div_ceil(self.width),
+                source: self.width,
+                target: self.width,
+            };
+        }
+        loops
+    }
+
     fn print(&self, [source, target]: [&String; 2], text: &mut Text) {
         let (row, width, kind) = (self.row(), self.width, moved(self.copy.dtype));
         let parts = row.div_ceil(width);

@@ -52,6 +52,16 @@ impl QuadStore {
         }
     }
 
+    /// The same as a number.
+    pub(super) fn column_of(self, lane: usize, q: usize) -> usize {
+        match (self.width, self.tiles()) {
+            (1, _) => lane % 4 * 2 + q % 2,
+            (_, 4) => lane % 4 * 8,
+            (_, 2) => lane % 2 * 8 + lane / 2 % 2 * 4,
+            _ => lane % 4 * 2,
+        }
+    }
+
     /// Prints `x`, the vector of a lane, given the two sums that it has of the tile of a number.
     /// All lanes of the warp run it.
     pub(super) fn print_vector(self, x: &str, sums: impl Fn(&str) -> [String; 2], text: &mut Text) {

@@ -38,6 +38,14 @@ impl SharedTile {
         )
     }
 
+    /// The same as a number.
+    pub(super) fn place(self, row: usize, column: usize) -> usize {
+        let (chunks, rows_of_banks) = (self.columns / CHUNK, (BANKS / self.columns).max(1));
+        let swizzle = chunks.min(BANKS / CHUNK);
+        let chunk = (column / CHUNK) ^ (row / rows_of_banks % swizzle);
+        row * self.columns + chunk * CHUNK + column % CHUNK
+    }
+
     /// Opens the loop over the vectors of `width` elements that a thread copies: those of the first
     /// `columns` of each row, with their `to_row` and `to_column`.
     pub(super) fn open_copies(self, [columns, width, threads]: [usize; 3], text: &mut Text) {
@@ -72,6 +80,15 @@ pub(super) struct Fragments<'a> {
     pub(super) k_major: bool,
     /// The array of registers, and how many fragments it has.
     pub(super) registers: (&'a str, usize),
+}
+
+/// The row and the column whose address a lane gives: the numbers that
+/// [`Fragments::print_ldmatrix`] prints.
+pub(super) fn lane_of_matrix(operand: Operand, k_major: bool, lane: usize) -> [usize; 2] {
+    match (operand == Operand::A) == k_major {
+        true => [lane % 16, lane / 16 * 8],
+        false => [lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8],
+    }
 }
 
 impl Fragments<'_> {

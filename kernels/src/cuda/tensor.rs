@@ -170,7 +170,7 @@ impl Elements {
     }
 
     /// Elements in units, where they are whole ones.
-    fn in_units(self, count: usize) -> Option<usize> {
+    pub(super) fn in_units(self, count: usize) -> Option<usize> {
         match self {
             Elements::Halves => Some(count),
             Elements::Tf32 => Some(count * 2),
@@ -264,7 +264,7 @@ fn width(along: &[[usize; 2]], others: &[&[[usize; 2]]]) -> usize {
 
 /// The loops of a product in units, as few as there can be. Those of an image are numbered by its
 /// borders.
-fn joined_loops(p: &Product, elements: Elements) -> Loops {
+pub(super) fn joined_loops(p: &Product, elements: Elements) -> Loops {
     let mut loops = elements.units(p).expect("the product fits");
     let ([of_a, of_b], [m, c_m], [n, c_n]) = (&mut loops.k, &mut loops.m, &mut loops.n);
     [of_a, m, c_m, c_n].into_iter().for_each(|of| *of = joined(of));
@@ -377,9 +377,8 @@ impl TensorTile {
             line!(text, "float total{registers} = {{}};");
         }
         if p.accumulate {
-            let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
             let to = if is_of_bytes { "total" } else { "acc" };
-            self.print_old(&loops, [m, n], &format!("{first}{to}"), &parameters[2].name(), text);
+            self.print_old(&loops, [m, n], to, &parameters[2].name(), text);
         }
         let ahead = stages - 1;
         line!(text, "for (u32 step = 0; step < steps + {ahead}; step += 1) {{");
@@ -515,10 +514,19 @@ impl TensorTile {
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
     }
 
+    /// How what a result holds is loaded, where it is.
+    pub(super) fn old_values(&self, loops: &Loops) -> Option<QuadStore> {
+        let loads = QuadStore::of(DType::F32, 1, alignment_of_rows(loops));
+        self.product.accumulate.then_some(loads)
+    }
+
     /// Prints the loads of what a result holds, which is of F32.
     fn print_old(&self, loops: &Loops, sizes: [usize; 2], to: &str, buffer: &str, text: &mut Text) {
-        let loads = QuadStore::of(DType::F32, 1, alignment_of_rows(loops));
+        let Some(loads) = self.old_values(loops) else { return };
         self.open_registers(loads, text);
+        if self.workspace.is_some() {
+            line!(text, "if (slice > 0) continue;");
+        }
         Self::print_place(loads, loops, sizes, text);
         match loads.width {
             1 => line!(text, "{to}[i][j][q] = {buffer}[place];"),

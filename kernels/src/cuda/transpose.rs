@@ -54,13 +54,13 @@ impl Transposition {
     }
 
     /// Elements of a vector, and of a side of a tile.
-    fn sizes(&self) -> [usize; 2] {
+    pub(super) fn sizes(&self) -> [usize; 2] {
         let width = VECTOR / self.copy.dtype.size() as usize;
         [width, VECTORS * width]
     }
 
     /// All loops but the last two; and these.
-    fn loops(&self) -> (&[CopyLoop], [&CopyLoop; 2]) {
+    pub(super) fn loops(&self) -> (&[CopyLoop], [&CopyLoop; 2]) {
         let (outer, inner) = self.copy.loops.split_at(self.copy.loops.len() - 2);
         (outer, [&inner[0], &inner[1]])
     }

@@ -100,11 +100,23 @@ UNCHECKED inline void count_access(const void* at, size_t bytes, const void* ins
   is_internal = false;
 }
 
+UNCHECKED inline void pass_access(const void* instruction) {
+  if (is_internal) return;
+  is_internal = true;
+  if (counted_serial != serial) end_requests();
+  counted_serial = serial;
+  passed[{thread_index.x, instruction}]++;
+  is_internal = false;
+}
+
 }  // namespace shim
 
 // A buffer of the next launches.
 extern "C" void shim_region(const void* start, size_t bytes) {
+  // Its hooks must not look at what is being moved.
+  shim::is_internal = true;
   shim::regions.push_back(shim::Region{(const unsigned char*)start, bytes});
+  shim::is_internal = false;
 }
 
 // The counts since the last call, which ends what is counted.

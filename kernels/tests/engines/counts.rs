@@ -6,7 +6,7 @@
 //! turns of `ldmatrix` alone are shown. Their table takes minutes; all tables:
 //! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines counts -- --nocapture`.
 
-use gantline_kernels::cuda::{Arch, functions_for, tiling, waves_filled};
+use gantline_kernels::cuda::{Accesses, Arch, Function, functions_for, tiling, waves_filled};
 use gantline_kernels::{
     Access, Attention, BinaryOp, Copy, CopyLoop, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset,
     Output, Product, ProductPart, Products, ReduceOp, RowInput, Rows, UnaryOp, price,
@@ -158,6 +158,13 @@ fn times([found, least]: [u64; 2]) -> f64 {
     if least == 0 { 1.0 } else { found as f64 / least as f64 }
 }
 
+/// What follows from the tile programs of some functions, if it does of all.
+pub(crate) fn derived(functions: &[Function]) -> Option<Accesses> {
+    let sum = |all: Accesses, of: Accesses| all.plus(1, of);
+    let each: Option<Vec<Accesses>> = functions.iter().map(Function::accesses).collect();
+    Some(each?.into_iter().fold(Accesses::default(), sum))
+}
+
 /// Counts what kernels access, with the bytes of all requests over the compulsory ones.
 fn counted(name: &str, all: &[Counted]) -> Vec<(f64, Counts)> {
     let texts = all.iter().map(|(_, arch, kernel)| (kernel.clone(), functions_for(kernel, *arch)));
@@ -167,6 +174,11 @@ fn counted(name: &str, all: &[Counted]) -> Vec<(f64, Counts)> {
         case.execute(&library, at, 0);
         assert_eq!(library.report(), None, "{what}");
         let counts = library.counts();
+        if let Some(derived) = derived(&library.functions(at).functions) {
+            let is_tensor = counts.matrix_turns[1] > 0;
+            let turns = if is_tensor { counts.matrix_turns } else { counts.turns };
+            assert_eq!(derived, Accesses { sectors: counts.sectors, turns }, "{what}");
+        }
         ((32 * counts.sectors[1]) as f64 / price::bytes(kernel).0 as f64, counts)
     };
     all.iter().enumerate().map(of).collect()

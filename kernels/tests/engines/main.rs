@@ -6,6 +6,7 @@
 // Tests print their seeds, and name only the cases that they treat apart.
 #![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm, clippy::needless_range_loop)]
 
+mod accesses;
 mod attention;
 mod convolution;
 mod counts;

@@ -151,6 +151,11 @@ impl Library {
         Some(Library { kernels, report, counters, gpu: None })
     }
 
+    /// The functions of a kernel.
+    pub(crate) fn functions(&self, at: usize) -> &Functions {
+        &self.kernels[at].functions
+    }
+
     /// What launches on this thread have accessed since the last call.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();

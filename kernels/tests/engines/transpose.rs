@@ -13,7 +13,11 @@ use crate::{Case, Random, run, same_bits};
 
 /// A transposition of matrices that lie side by side, rows of both as long as a multiple of a
 /// number of elements, or a little longer.
-fn transposition(random: &mut Random, dtype: DType, [rows, columns]: [usize; 2]) -> Copy {
+pub(crate) fn transposition(
+    random: &mut Random,
+    dtype: DType,
+    [rows, columns]: [usize; 2],
+) -> Copy {
     let unit = random.pick(&[1, 2, 4, 8, 16]);
     let [of_source, of_target] = [columns, rows].map(|size| size.next_multiple_of(unit));
     let outer = 1 + random.below(3);

@@ -197,6 +197,11 @@ void count_access(const void* place, size_t bytes, const void* instruction, bool
 #ifndef SHIM_COUNTED
 inline void count_access(const void*, size_t, const void*, bool) {}
 #endif
+// A thread comes by an instruction that others of its warp access memory by.
+void pass_access(const void* instruction);
+#ifndef SHIM_COUNTED
+inline void pass_access(const void*) {}
+#endif
 
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
@@ -439,6 +444,7 @@ template <int BYTES> void cp_async(void* to, const void* from, bool is_there) {
   }
   static const char instructions[2] = {};
   if (is_there) shim::count_access(from, BYTES, instructions, false);
+  else shim::pass_access(instructions);
   shim::count_access(to, BYTES, instructions + 1, false);
   // The bytes may be written at any time until the copy is waited for.
   shim::access_shared(me.index.x, to, BYTES, true);

@@ -1,0 +1,454 @@
+//! Accesses of fused loops over rows that reduce, and of the second pass of their sums.
+
+use std::collections::BTreeSet;
+
+use super::rows::{Keys, Stream, is_open, live, loaded, used};
+use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp, relative};
+use crate::cuda::program::Program;
+use crate::cuda::reduction::{PartialSums, RowReduction, total_of};
+use crate::cuda::rows::THREADS;
+use crate::rows::Output;
+
+/// A part of the text of a block.
+enum Step<'r> {
+    /// A loop over the columns of a row.
+    Columns(Vec<Column<'r>>),
+    /// Row scalars that all lanes load, or that the first one loads and stores.
+    Row(Vec<Stream<'r>>, Who),
+    /// A reduction over the block: what warps have is stored, and loaded by all if it is used.
+    Reduce([Site; 3], bool),
+}
+
+/// Which lanes of a row access its scalars.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    All,
+    First,
+}
+
+/// What a lane accesses of a column.
+enum Column<'r> {
+    Stream(Stream<'r>),
+    /// The sum of the block of that column, in a workspace.
+    Sum(Site),
+}
+
+/// The text of a function, as its accesses in order.
+struct Body<'r> {
+    tile: &'r RowReduction,
+    sites: Sites,
+    live: BTreeSet<usize>,
+    used: BTreeSet<usize>,
+    width: usize,
+    /// Before all rows.
+    keys: Keys,
+    /// The same: of sums of columns in a workspace, which start as zero.
+    first_sums: Vec<Site>,
+    /// For each row.
+    steps: Vec<Step<'r>>,
+    /// Behind all rows.
+    last_sums: LastSums,
+}
+
+impl<'r> Body<'r> {
+    fn of(tile: &'r RowReduction) -> Body<'r> {
+        let rows = &tile.rows;
+        let (mut sites, live, used) = (Sites::default(), live(rows), used(rows));
+        let keys = Keys::of(rows, &live, &mut sites);
+        let width = tile.vector.as_ref().map_or(1, |vector| vector.width);
+        let bytes = rows.dtype.size() as usize;
+        let is_sum = |output: &&Output| matches!(output, Output::ColSum { .. });
+        let in_workspace = rows.outputs.iter().filter(is_sum).filter(|_| !tile.in_registers);
+        let first_sums = in_workspace.map(|_| sites.device(bytes)).collect();
+        let last_sums = LastSums::of(tile, &mut sites);
+        let steps = Vec::new();
+        let mut body = Body { tile, sites, live, used, width, keys, first_sums, steps, last_sums };
+        body.row();
+        body
+    }
+
+    /// What rows access.
+    fn streams(&self) -> impl Iterator<Item = &Stream<'r>> {
+        self.steps.iter().flat_map(|step| {
+            let columns = match step {
+                Step::Columns(all) => &all[..],
+                Step::Row(..) | Step::Reduce(..) => &[],
+            };
+            let scalars = match step {
+                Step::Row(all, _) => &all[..],
+                Step::Columns(_) | Step::Reduce(..) => &[],
+            };
+            let streams = columns.iter().filter_map(|column| match column {
+                Column::Stream(stream) => Some(stream),
+                Column::Sum(_) => None,
+            });
+            streams.chain(scalars)
+        })
+    }
+
+    /// The accesses of a row, in the order of the text.
+    fn row(&mut self) {
+        let rows = &self.tile.rows;
+        let program = Program::new(rows, Vec::new(), self.tile.vector.as_ref());
+        if self.tile.keeps {
+            let all = loaded(rows, &self.live);
+            let kept = all.into_iter().filter(|input| self.is_vector(*input)).collect();
+            let columns = self.inputs(&kept);
+            self.steps.push(Step::Columns(columns));
+        }
+        let mut known = BTreeSet::new();
+        for level in 0..=program.depth() {
+            let all = program.reductions(level).into_iter();
+            let vectors: Vec<_> = all.filter(|(_, _, x)| program.vectors[*x]).collect();
+            if !vectors.is_empty() {
+                self.pass(&program, vectors.iter().map(|(_, _, x)| *x), &mut known, Vec::new());
+                vectors.iter().for_each(|(value, ..)| self.reduce(*value));
+            }
+            let scalars = &program.row_scalars(level) & &self.live;
+            let inputs = loaded(rows, &scalars);
+            let streams = inputs.into_iter().map(|input| self.input(input)).collect();
+            self.steps.push(Step::Row(streams, Who::All));
+        }
+        self.write(&program, &mut known);
+    }
+
+    fn is_vector(&self, input: usize) -> bool {
+        self.tile.vector.as_ref().is_some_and(|vector| vector.inputs[input])
+    }
+
+    fn input(&mut self, input: usize) -> Stream<'r> {
+        let of = &self.tile.rows.inputs[input];
+        let width = if self.is_vector(input) { self.width } else { 1 };
+        Stream::new((&of.access, of.dtype.size() as usize), width, &mut self.sites)
+    }
+
+    fn inputs(&mut self, inputs: &BTreeSet<usize>) -> Vec<Column<'r>> {
+        inputs.iter().map(|input| Column::Stream(self.input(*input))).collect()
+    }
+
+    /// A pass over a row for some values, with what is accessed behind their loads.
+    fn pass(
+        &mut self,
+        program: &Program<'_>,
+        wanted: impl IntoIterator<Item = usize>,
+        known: &mut BTreeSet<usize>,
+        behind: Vec<Column<'r>>,
+    ) {
+        let values = program.vectors_of(wanted, known);
+        let computed: BTreeSet<usize> = &values - known;
+        known.extend(computed.iter().filter(|at| self.tile.kept_values.contains(at)));
+        let inputs = loaded(&self.tile.rows, &computed);
+        let is_loaded = |input: &usize| !(self.tile.keeps && self.is_vector(*input));
+        let inputs = inputs.into_iter().filter(is_loaded).collect();
+        let mut columns = self.inputs(&inputs);
+        columns.extend(behind);
+        self.steps.push(Step::Columns(columns));
+    }
+
+    /// A reduction over the threads of a row.
+    fn reduce(&mut self, value: usize) {
+        if self.tile.group == THREADS && self.tile.rows.cols > 1 {
+            let bytes = self.tile.rows.dtype.size() as usize;
+            let sites = [0; 3].map(|_| self.sites.shared(bytes));
+            self.steps.push(Step::Reduce(sites, self.used.contains(&value)));
+        }
+    }
+
+    /// The last pass over a row: stores and sums.
+    fn write(&mut self, program: &Program<'_>, known: &mut BTreeSet<usize>) {
+        let rows = &self.tile.rows;
+        let (mut wanted, mut behind, mut scalars) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, output) in rows.outputs.iter().enumerate() {
+            match output {
+                Output::Store { access, dtype, accumulate, value } => {
+                    let is_column = access.col_stride > 0;
+                    let is_vector = self.tile.vector.as_ref().is_some_and(|v| v.outputs[at]);
+                    let width = if is_column && is_vector { self.width } else { 1 };
+                    for _ in 0..=usize::from(*accumulate) {
+                        let of_access = (access, dtype.size() as usize);
+                        let stream = Stream::new(of_access, width, &mut self.sites);
+                        match is_column {
+                            true => behind.push(Column::Stream(stream)),
+                            false => scalars.push(stream),
+                        }
+                    }
+                    wanted.extend(is_column.then_some(*value));
+                }
+                Output::ColSum { value, .. } => {
+                    wanted.push(*value);
+                    if !self.tile.in_registers {
+                        let bytes = rows.dtype.size() as usize;
+                        behind.extend([0; 2].map(|_| Column::Sum(self.sites.device(bytes))));
+                    }
+                }
+                Output::TotalSum { value, .. } => {
+                    wanted.extend(program.vectors[*value].then_some(*value));
+                }
+            }
+        }
+        if !wanted.is_empty() {
+            self.pass(program, wanted, known, behind);
+        }
+        self.steps.push(Step::Row(scalars, Who::First));
+    }
+}
+
+/// A block: its number along the rows, and the columns that it takes.
+#[derive(Clone, Copy)]
+struct Place {
+    block: usize,
+    columns: [usize; 2],
+}
+
+impl RowReduction {
+    fn place(&self, block: usize) -> Place {
+        let base = block % self.segments() * self.segment;
+        let columns = [base, (base + self.segment).min(self.rows.cols)];
+        Place { block: block / self.segments(), columns }
+    }
+
+    /// The rows that a warp takes, or its block.
+    fn rows_of(&self, block: usize, warp: usize) -> std::ops::Range<usize> {
+        let groups = (THREADS / self.group) as usize;
+        let chunk = if groups == 1 { block } else { block * groups + warp };
+        let end = self.rows.rows;
+        (chunk * self.chunk).min(end)..((chunk + 1) * self.chunk).min(end)
+    }
+
+    /// The columns of a lane in steps of a vector, given its number in the row's threads.
+    fn columns_of(&self, lane: usize, [base, end]: [usize; 2]) -> impl Iterator<Item = usize> {
+        let width = self.vector.as_ref().map_or(1, |vector| vector.width);
+        (base + lane * width..end).step_by(self.group as usize * width)
+    }
+}
+
+/// Accesses of one warp or block per row.
+pub(super) fn row_reduction(tile: &RowReduction, grid: u64) -> Option<Accesses> {
+    if is_open(&tile.rows) {
+        return None;
+    }
+    let mut blocks = Blocks::new();
+    let body = Body::of(tile);
+    for block in 0..grid as usize {
+        let place = tile.place(block);
+        let mut key = vec![place.columns[0] as u64, place.columns[1] as u64];
+        let per_block = tile.rows_of(place.block, 0).start..tile.rows_of(place.block, 7).end;
+        key.push(per_block.len() as u64);
+        key.push((place.block * tile.rows.cols) as u64 % SECTOR);
+        key.push(block as u64 % SECTOR);
+        for stream in body.streams() {
+            relative(&mut key, per_block.clone().map(|row| stream.at(row, 0)));
+        }
+        blocks.count(key, 1, |warp| body.list(warp, place, block))?;
+    }
+    Some(blocks.count)
+}
+
+impl Body<'_> {
+    /// Lists the accesses of a block.
+    fn list(&self, warp: &mut Warp, place: Place, number: usize) {
+        for at in 0..THREADS as usize / LANES {
+            for lane in 0..LANES {
+                let in_row = if self.tile.group == THREADS { at * LANES + lane } else { lane };
+                self.keys.pass(warp, lane);
+                for site in &self.first_sums {
+                    self.sum_columns(warp, (lane, in_row), *site, place);
+                }
+                for row in self.tile.rows_of(place.block, at) {
+                    for step in &self.steps {
+                        self.step(warp, step, (at, lane, in_row), row, place);
+                    }
+                }
+                self.last_sums.list(self, warp, (at, lane, in_row), (place, number));
+            }
+            warp.end();
+        }
+    }
+
+    /// A lane's accesses to the sums of its columns in a workspace.
+    fn sum_columns(
+        &self,
+        warp: &mut Warp,
+        (lane, in_row): (usize, usize),
+        site: Site,
+        place: Place,
+    ) {
+        for first in self.tile.columns_of(in_row, place.columns) {
+            for col in first..first + self.width {
+                let at = place.block * self.tile.rows.cols + col;
+                warp.access(site, lane, at as u64 * site.bytes);
+            }
+        }
+    }
+
+    fn step(
+        &self,
+        warp: &mut Warp,
+        step: &Step<'_>,
+        (at, lane, in_row): (usize, usize, usize),
+        row: usize,
+        place: Place,
+    ) {
+        match step {
+            Step::Columns(columns) => {
+                for column in columns {
+                    match column {
+                        Column::Stream(stream) => {
+                            for first in self.tile.columns_of(in_row, place.columns) {
+                                stream.pass(warp, lane, row, [first, self.width]);
+                            }
+                        }
+                        Column::Sum(site) => self.sum_columns(warp, (lane, in_row), *site, place),
+                    }
+                }
+            }
+            Step::Row(streams, who) => {
+                if *who == Who::All || in_row == 0 {
+                    streams.iter().for_each(|stream| stream.pass(warp, lane, row, [0, 1]));
+                }
+            }
+            Step::Reduce(sites, is_used) => reduce(warp, (*sites, *is_used), (at, lane)),
+        }
+    }
+}
+
+/// A reduction over the warps of a block: each stores what it has, and all load that of all.
+fn reduce(
+    warp: &mut Warp,
+    ([store, first, others], is_used): ([Site; 3], bool),
+    (at, lane): (usize, usize),
+) {
+    if lane == 0 {
+        warp.access(store, lane, at as u64 * store.bytes);
+    }
+    if !is_used {
+        return;
+    }
+    warp.access(first, lane, 0);
+    for other in 1..u64::from(THREADS) / LANES as u64 {
+        warp.access(others, lane, other * others.bytes);
+    }
+}
+
+/// The sites of what a block does behind its rows.
+struct LastSums {
+    /// For each sum of columns: of what warps add to it in shared memory, load and store; of its
+    /// copy to the workspace, load and store.
+    columns: Vec<[Site; 4]>,
+    /// For each sum of all: its reduction, and its store.
+    totals: Vec<([Site; 3], Site)>,
+}
+
+impl LastSums {
+    fn of(tile: &RowReduction, sites: &mut Sites) -> LastSums {
+        let rows = &tile.rows;
+        let bytes = rows.dtype.size() as usize;
+        let of_total = total_of(rows.dtype).size() as usize;
+        let (mut columns, mut totals) = (Vec::new(), Vec::new());
+        for output in &rows.outputs {
+            match output {
+                Output::ColSum { .. } if tile.in_registers => {
+                    let [load, store, read] = [0; 3].map(|_| sites.shared(bytes));
+                    columns.push([load, store, read, sites.device(bytes)]);
+                }
+                Output::TotalSum { .. } => {
+                    let shared = [0; 3].map(|_| sites.shared(of_total));
+                    totals.push((shared, sites.device(of_total)));
+                }
+                Output::Store { .. } | Output::ColSum { .. } => {}
+            }
+        }
+        LastSums { columns, totals }
+    }
+
+    fn list(
+        &self,
+        body: &Body<'_>,
+        warp: &mut Warp,
+        (at, lane, in_row): (usize, usize, usize),
+        (place, number): (Place, usize),
+    ) {
+        let [base, end] = place.columns;
+        for [load, store, read, to] in &self.columns {
+            if body.tile.group == THREADS {
+                body.sum_columns(warp, (lane, in_row), *to, place);
+                continue;
+            }
+            for first in body.tile.columns_of(lane, place.columns) {
+                for col in first..first + body.width {
+                    let column = (col - base) as u64 * load.bytes;
+                    if at > 0 {
+                        warp.access(*load, lane, column);
+                    }
+                    warp.access(*store, lane, column);
+                }
+            }
+            for col in (base + at * LANES + lane..end).step_by(THREADS as usize) {
+                warp.access(*read, lane, (col - base) as u64 * read.bytes);
+                let sum = place.block * body.tile.rows.cols + col;
+                warp.access(*to, lane, sum as u64 * to.bytes);
+            }
+        }
+        for (shared, to) in &self.totals {
+            reduce(warp, (*shared, true), (at, lane));
+            if at == 0 && lane == 0 {
+                warp.access(*to, lane, number as u64 * to.bytes);
+            }
+        }
+    }
+}
+
+/// Accesses of the second pass of sums.
+pub(super) fn partial_sums(tile: &PartialSums, grid: u64) -> Option<Accesses> {
+    let (side, threads) = (tile.side(), THREADS as usize);
+    let slices = threads / side;
+    let [of_partial, of_sum] = [tile.partial, tile.dtype].map(|dtype| dtype.size() as usize);
+    let mut blocks = Blocks::new();
+    for block in 0..grid as usize {
+        let first = block * side;
+        let count = side.min(tile.len - first);
+        let key = [count, first * of_partial % SECTOR as usize, first * of_sum % SECTOR as usize];
+        blocks.count(key.map(|x| x as u64).to_vec(), 1, |warp| {
+            let mut sites = Sites::default();
+            let (load, old, to) =
+                (sites.device(of_partial), sites.device(of_sum), sites.device(of_sum));
+            let [fill, other, half_store] = [0; 3].map(|_| sites.shared(of_partial));
+            for thread in 0..threads {
+                let (lane, at, slice) = (thread % LANES, thread % side, thread / side);
+                if lane == 0 {
+                    warp.end();
+                }
+                if at < count {
+                    for chunk in (slice..tile.chunks).step_by(slices) {
+                        let partial = chunk * tile.len + first + at;
+                        warp.access(load, lane, (partial * of_partial) as u64);
+                    }
+                }
+                warp.access(fill, lane, (thread * of_partial) as u64);
+                let mut half = if side == 1 { threads / 2 } else { 0 };
+                while half > 0 {
+                    if thread < half {
+                        warp.access(other, lane, ((thread + half) * of_partial) as u64);
+                        warp.access(half_store, lane, (thread * of_partial) as u64);
+                    }
+                    half /= 2;
+                }
+                if thread >= side || at >= count {
+                    continue;
+                }
+                if side > 1 {
+                    for slice in 1..slices {
+                        warp.access(other, lane, ((slice * side + thread) * of_partial) as u64);
+                    }
+                }
+                let sum = ((first + at) * of_sum) as u64;
+                if tile.accumulate {
+                    warp.access(old, lane, sum);
+                }
+                warp.access(to, lane, sum);
+            }
+            warp.end();
+        })?;
+    }
+    Some(blocks.count)
+}
