@@ -102,6 +102,24 @@ fn largest(values: &[f64]) -> f64 {
 }
 
 /// Compiled for GPUs, a file has text, the same each time, that is listed and runs nowhere yet.
+/// Sectors are those of the bytes or more, of elementwise maps of rows these, and not known of
+/// kernels that ids decide.
+fn assert_accesses_are_shown(told: &serde_json::Value) {
+    let kernels = told["kernels"].as_array().expect("a list");
+    let functions = kernels.iter().flat_map(|kernel| kernel["functions"].as_array());
+    let functions: Vec<&serde_json::Value> = functions.flatten().collect();
+    let ratio = |of: &serde_json::Value| of["sectors_over_least"].as_f64();
+    let of = |tile: &str| {
+        let is_it =
+            |of: &&&serde_json::Value| of["tile"].as_str().is_some_and(|t| t.contains(tile));
+        functions.iter().filter(is_it).map(|of| ratio(of)).collect::<Vec<_>>()
+    };
+    assert!(functions.iter().filter_map(|of| ratio(of)).all(|of| of >= 1.0), "{told:#}");
+    assert!(of("vectors of").contains(&Some(1.0)), "{told:#}");
+    assert!(of("one thread per id").iter().all(Option::is_none), "{told:#}");
+    assert!(!of("one thread per id").is_empty(), "{told:#}");
+}
+
 #[test]
 fn a_file_for_gpus_is_written_listed_and_not_run() {
     let scratch = Scratch::new("gpus");
@@ -127,6 +145,7 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     let least = |kernel: &serde_json::Value, device: &str| kernel["least_s"][device].as_f64();
     assert!(kernels.iter().all(|kernel| least(kernel, "h100") <= least(kernel, "a100")));
     assert_resources_fit(&told);
+    assert_accesses_are_shown(&told);
     let page = without_nvrtc(&scratch, "inspect a.gtl --kernels");
     assert!(page.contains("one warp per query, one lane per key"), "{page}");
     assert!(page.contains("occupancy: not known; no compiler of CUDA C++"), "{page}");

@@ -2,14 +2,17 @@
 //!
 //! For each: how often a step launches it on the first rank that does, its blocks and threads, the
 //! bytes and operations of its kernel, the least time that these take on two GPUs, and what it
-//! takes of a multiprocessor (`resources.rs`). Sectors and bank conflicts are counted by tests,
-//! where the text is executed: `kernels/tests/engines/counts.rs`.
+//! takes of a multiprocessor (`resources.rs`). Sectors of device memory and turns of the banks of
+//! shared memory follow from the tile programs of some families ([`kernels::cuda::Accesses`]), and
+//! are not known of others.
 
 use std::collections::BTreeMap;
 
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
-use kernels::cuda::{Arch, Elements, Functions, TensorTile, Tile, functions, functions_for, name};
+use kernels::cuda::{
+    Accesses, Arch, Elements, Functions, TensorTile, Tile, functions, functions_for, name,
+};
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
 use runtime::artefact::Contents;
@@ -33,6 +36,24 @@ struct Line {
     workspace_bytes: u64,
     what: String,
     tile: String,
+    /// What all blocks access, where it follows from the tile program.
+    accesses: Option<Accesses>,
+}
+
+impl Line {
+    /// Sectors of device memory, and turns of the banks of shared memory, over the least; none
+    /// where they are not known, or where nothing is accessed.
+    fn accessed(&self) -> [Option<f64>; 2] {
+        let ratio = |[found, least]: [u64; 2]| (least > 0).then(|| found as f64 / least as f64);
+        let of = |accesses: Accesses| [accesses.sectors, accesses.turns].map(ratio);
+        self.accesses.map_or([None; 2], of)
+    }
+
+    /// The same for people.
+    fn shown(&self) -> [String; 2] {
+        let unknown = if self.accesses.is_some() { "-" } else { "not known" };
+        self.accessed().map(|of| of.map_or(unknown.to_owned(), |of| format!("{of:.2}")))
+    }
 }
 
 /// What is said of a kernel, whose first function is at a place among all.
@@ -67,12 +88,16 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
     let devices = devices()?;
     let archs: Vec<String> = contents.archs.iter().map(Arch::to_string).collect();
     let mut text = format!("text for {}\n\n", archs.join(", "));
-    let mut table =
-        Table::new(["function", "launches", "blocks", "threads", "bytes", "flop", "a100", "h100"]);
-    for told in kernels(contents) {
+    let mut table = Table::new([
+        "function", "launches", "blocks", "threads", "bytes", "flop", "a100", "h100", "sectors",
+        "banks",
+    ]);
+    let all = kernels(contents);
+    for told in &all {
         for (number, line) in told.lines.iter().enumerate() {
             let of_kernel = |shown: String| if number == 0 { shown } else { String::new() };
-            let [a100, h100] = [0, 1].map(|at: usize| least_s(&told, &devices[at]));
+            let [a100, h100] = [0, 1].map(|at: usize| least_s(told, &devices[at]));
+            let [sectors, banks] = line.shown();
             table.row([
                 line.name.clone(),
                 line.launches.to_string(),
@@ -82,15 +107,19 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
                 of_kernel(price::flops(&told.kernel).to_string()),
                 of_kernel(output::seconds(a100)),
                 of_kernel(output::seconds(h100)),
+                sectors,
+                banks,
             ]);
         }
     }
     text += &table.text();
-    text += "\nbytes, operations and least times are those of all functions of a kernel\n\n";
-    let (all, known) = resources(contents);
+    text += "\nbytes, operations and least times are those of all functions of a kernel\n\
+             sectors of device memory and turns of the banks of shared memory are over the least \
+             that their bytes take\n\n";
+    let (resources, known) = resources(contents);
     match known {
         Ok(compiler) => {
-            for of in all {
+            for of in resources {
                 text += &format!("on {}, as {compiler} compiles them\n\n", of.arch);
                 text += &format!("{}\n", of.table().text());
             }
@@ -99,7 +128,7 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
             text += &format!("registers, shared memory and occupancy: not known; {why}\n\n");
         }
     }
-    for told in kernels(contents) {
+    for told in &all {
         for line in &told.lines {
             text += &format!("{} {}; {}\n", line.name, line.what, line.tile);
         }
@@ -120,12 +149,15 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
     let (resources, known) = resources(contents);
     let kernel = |told: &Told| {
         let line = |line: &Line| {
+            let [sectors, banks] = line.accessed();
             json!({
                 "name": line.name,
                 "what": line.what,
                 "tile": line.tile,
                 "blocks": line.grid,
                 "threads": line.threads,
+                "sectors_over_least": sectors,
+                "bank_turns_over_least": banks,
             })
         };
         let least = DEVICES
@@ -190,6 +222,7 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             workspace_bytes,
             what: function.what.clone(),
             tile: function.tile.to_string(),
+            accesses: function.accesses(),
         });
         Told { at, kernel: kernel.clone(), rounds, launches, routines, lines: lines.collect() }
     };
