@@ -1,6 +1,6 @@
 //! Products on tensor cores, by `mma.sync` (sm_80 and later): of BF16 and F16; of F32 rounded to
-//! TF32, where the product reads that; of F8E4M3 and F8E5M2 (sm_89 and later; sm_90a and sm_100
-//! convert them to F16 first).
+//! TF32, where the product reads that; of F8E4M3 and F8E5M2 (sm_89, and sm_100, which converts them
+//! to F16 first; those of sm_90a are multiplied by `warpgroup`).
 //!
 //! Shared memory, `ldmatrix` and the fragments of instructions count in units of two bytes; an
 //! instruction takes 16 of them along k. An element of F32 is two units, two bytes are one.

@@ -1,4 +1,4 @@
-//! Products of BF16 and F16 on the tensor cores of sm_90a, by `wgmma`.
+//! Products of BF16, F16, F8E4M3 and F8E5M2 on the tensor cores of sm_90a, by `wgmma`.
 //!
 //! One thread copies stages of both operands to shared memory by TMA; two warpgroups multiply them,
 //! 64 rows of the block tile each. Every stage has two mbarriers: `full` counts the bytes of its
@@ -9,6 +9,11 @@
 //! All products of these types run here: sharding m or n may change the strides of an operand, and
 //! must not change bits. What TMA cannot copy, such as rows that do not start at multiples of 16
 //! bytes, all threads of the first warpgroup copy, or a function before it (`aligned`).
+//!
+//! A stage has 128 bytes of each row along k, and an instruction takes 32 of them, so bytes differ
+//! in the instruction and in what is counted. Both their operands are contiguous along k, which the
+//! instruction demands. Of their sums tensor cores keep few bits: accumulators sum 128 points of k,
+//! which are then added to totals of F32; the old value is there from the start.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 64 in four stages, a block tile per block; the epilogue stores
@@ -21,6 +26,7 @@
 //! 4. operands that TMA cannot copy go through registers, in vectors as wide as they are aligned.
 //! 5. tiles of wide products for each slice of k, stored to the workspace by TMA, where products
 //!    have fewer tiles than there are multiprocessors.
+//! 6. bytes.
 
 use std::fmt;
 
@@ -39,10 +45,12 @@ use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredType
 const WARPGROUP: u32 = 128;
 /// Rows of the result of a warpgroup.
 const ROWS: usize = 64;
-/// The extent of a block tile along k.
-const TILE_K: usize = 64;
+/// Elements of a row of a stage that is along m or n.
+const SIDE: usize = 64;
 /// Bytes of 64 rows or columns of a stage of an operand.
-const HALF: usize = 64 * TILE_K * 2;
+const HALF: usize = 64 * SWIZZLE_ROW;
+/// Bytes along k that an instruction takes.
+const STEP: usize = 32;
 
 /// The sizes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,15 +69,14 @@ impl WarpgroupShape {
     /// Chosen: 80 KiB, so that two blocks share a multiprocessor.
     const SKINNY: WarpgroupShape = WarpgroupShape { consumers: 1, columns: SKINNY_ROWS, stages: 8 };
 
-    /// The block tile along m, n and k.
-    fn tile(self) -> [usize; 3] {
-        [ROWS * self.consumers as usize, self.columns, TILE_K]
+    /// The block tile along m and n.
+    fn sides(self) -> [usize; 2] {
+        [ROWS * self.consumers as usize, self.columns]
     }
 
     /// Bytes of a stage of each operand.
     fn stage(self) -> [usize; 2] {
-        let [m, n, k] = self.tile();
-        [m * k * 2, n * k * 2]
+        self.sides().map(|side| side * SWIZZLE_ROW)
     }
 
     fn stage_bytes(self) -> usize {
@@ -146,7 +153,7 @@ pub struct TensorMap {
     pub name: &'static str,
     /// Which of the function's parameters the tensor starts at, at a multiple of 16 bytes.
     pub parameter: usize,
-    /// BF16, F16 or F32.
+    /// BF16, F16, F32, F8E4M3 or F8E5M2.
     pub dtype: DType,
     /// Elements of each dim, the contiguous one first.
     pub dims: Vec<u64>,
@@ -180,12 +187,13 @@ impl MappedOperand {
     ) -> Option<MappedOperand> {
         let (side, k) = (merged(side)?, merged(k)?);
         let bytes = dtype.size() as usize;
-        let chunk = 16 / bytes;
+        let (chunk, row) = (16 / bytes, SWIZZLE_ROW / bytes);
         let may_lead = |[size, stride]: [usize; 2]| size == 1 || stride == 1;
         let may_follow =
             |[size, stride]: [usize; 2]| size == 1 || stride > 0 && stride.is_multiple_of(chunk);
         let k_major = may_lead(k) && may_follow(side);
-        if !(k_major || extent >= TILE_K && may_lead(side) && may_follow(k)) {
+        let mn_major = bytes == 2 && extent >= SIDE && may_lead(side) && may_follow(k);
+        if !(k_major || mn_major) {
             return None;
         }
         let ([first, _], [second, stride]) = if k_major { (k, side) } else { (side, k) };
@@ -196,7 +204,7 @@ impl MappedOperand {
             dtype,
             dims: vec![first as u64, second as u64],
             strides_bytes: vec![(stride * bytes) as u64],
-            box_dims: vec![TILE_K as u32, if k_major { extent } else { TILE_K } as u32],
+            box_dims: vec![row as u32, if k_major { extent } else { row } as u32],
         };
         let batch = map.add_batch(batch)?;
         Some(MappedOperand { k_major, map, batch })
@@ -211,11 +219,11 @@ impl MappedOperand {
             .iter()
             .map(|at| format!(", (i32)({})", coordinate_of(batch, *at, "batch")))
             .collect();
-        let k = format!("(i32)(first_k + step * {TILE_K})");
-        let boxes = if self.k_major { 1 } else { extent / TILE_K };
+        let k = format!("(i32)(first_k + step * {})", self.map.box_dims[0]);
+        let boxes = if self.k_major { 1 } else { extent / SIDE };
         for at in 0..boxes {
             let to = format!("{operand}_stage + {}", at * HALF);
-            let side = format!("(i32)(block_{side} + {})", at * TILE_K);
+            let side = format!("(i32)(block_{side} + {})", at * SIDE);
             let [first, second] = if self.k_major { [&k, &side] } else { [&side, &k] };
             line!(text, "tma_load({to}, {name}, full + stage, {first}, {second}{coordinates});");
         }
@@ -293,8 +301,8 @@ impl StagedOperand {
         }
         let [batch, side, k] = loops;
         let widest = OperandCopy::of(batch, side, k);
-        // A row along m or n has 64 elements.
-        let copy = match widest.k_major || extent >= TILE_K {
+        // A row along m or n has 64 elements, and those of bytes are along k.
+        let copy = match widest.k_major || extent >= SIDE && named.2.size() == 2 {
             true => widest,
             false => OperandCopy { k_major: true, width: 1 },
         };
@@ -306,7 +314,7 @@ impl StagedOperand {
         let loops = Loops::of(p);
         let a = [&loops.batch[0][..], &loops.m[0], &loops.k[0]];
         let b = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
-        let [m, n, _] = shape.tile();
+        let [m, n] = shape.sides();
         [
             StagedOperand::of(("a_map", parameters[0], p.stored.a), a, m),
             StagedOperand::of(("b_map", parameters[1], p.stored.b), b, n),
@@ -335,9 +343,9 @@ impl StagedOperand {
         [if self.k_major() { 16 } else { HALF }, SWIZZLE]
     }
 
-    /// Bytes of a step of 16 along k.
+    /// Bytes between steps along k.
     fn step(&self) -> usize {
-        if self.k_major() { 32 } else { 16 * SWIZZLE_ROW }
+        if self.k_major() { STEP } else { 16 * SWIZZLE_ROW }
     }
 }
 
@@ -347,7 +355,7 @@ struct ThreadCopy<'a> {
     /// `a` or `b`.
     name: &'a str,
     buffer: String,
-    kind: &'static str,
+    dtype: DType,
     /// `m` or `n`, its size, and its extent in a stage.
     side: (&'a str, usize, usize),
     /// Loops over that, and over k.
@@ -357,16 +365,18 @@ struct ThreadCopy<'a> {
 impl ThreadCopy<'_> {
     /// Prints the copies of a stage, zeros where the operand ends, to where TMA would put them.
     fn print(&self, k_size: usize, text: &mut Text) {
-        let ThreadCopy { copy: OperandCopy { k_major, width }, name, buffer, kind, .. } = self;
+        let ThreadCopy { copy: OperandCopy { k_major, width }, name, buffer, dtype, .. } = self;
         let (side, size, extent) = self.side;
-        let [rows, columns] = if *k_major { [extent, TILE_K] } else { [TILE_K, extent] };
+        let (kind, bytes) = (element(*dtype), dtype.size() as usize);
+        let tile_k = SWIZZLE_ROW / bytes;
+        let [rows, columns] = if *k_major { [extent, tile_k] } else { [tile_k, extent] };
         let (count, per_row) = (rows * columns / width, columns / width);
         let [to_side, to_k] = if *k_major { ["row", "column"] } else { ["column", "row"] };
         line!(text, "for (u32 i = threadIdx.x; i < {count}; i += {WARPGROUP}) {{");
         line!(text, "const u32 row = i / {per_row}, column = i % {per_row} * {width};");
         line!(
             text,
-            "const u64 {side} = block_{side} + {to_side}, k = first_k + step * {TILE_K} + {to_k};"
+            "const u64 {side} = block_{side} + {to_side}, k = first_k + step * {tile_k} + {to_k};"
         );
         line!(text, "Vector<{kind}, {width}> x = {{}};");
         let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
@@ -374,10 +384,10 @@ impl ThreadCopy<'_> {
         let place = format!("batch_{name} + ({of_side}) + ({of_k})");
         line!(text, "x = load_vector<{kind}, {width}>({buffer} + {place});");
         text.end();
-        line!(text, "const u32 in_row = column % {TILE_K} * 2;");
+        line!(text, "const u32 in_row = column % {tile_k} * {bytes};");
         line!(
             text,
-            "u8* const to = {name}_stage + column / {TILE_K} * {HALF} + row * {SWIZZLE_ROW};"
+            "u8* const to = {name}_stage + column / {tile_k} * {HALF} + row * {SWIZZLE_ROW};"
         );
         line!(text, "store_shared(to + (in_row / 16 ^ row % 8) * 16 + in_row % 16, x);");
         text.end();
@@ -444,9 +454,25 @@ impl WarpgroupTile {
         stages * (self.shape.stage_bytes() + 16) + consumers as usize * self.result_bytes()
     }
 
+    /// Bytes of an element of an operand.
+    fn bytes(&self) -> usize {
+        self.product.stored.a.size() as usize
+    }
+
+    /// The block tile along m, n and k.
+    fn tile(&self) -> [usize; 3] {
+        let [m, n] = self.shape.sides();
+        [m, n, SWIZZLE_ROW / self.bytes()]
+    }
+
+    /// Whether accumulators are added to totals.
+    fn is_summed(&self) -> bool {
+        self.bytes() == 1 || has_runs(&self.product)
+    }
+
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
-        let ([batch, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.shape.tile());
+        let ([batch, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.tile());
         [batch, m.div_ceil(tile_m), n.div_ceil(tile_n)]
     }
 
@@ -476,7 +502,7 @@ impl WarpgroupTile {
     /// Opens the loop over the tiles of a block, which counts the steps of all.
     fn open_tiles(&self, text: &mut Text) {
         let p = &self.product;
-        let (k, tiles, tile) = (p.sizes()[3], self.tiles(), self.shape.tile());
+        let (k, tiles, tile) = (p.sizes()[3], self.tiles(), self.tile());
         line!(text, "u32 count = 0;");
         if self.is_persistent() {
             let count: usize = tiles.iter().product::<usize>() * p.tiling.split;
@@ -557,7 +583,7 @@ impl WarpgroupTile {
             return;
         }
         let batch: Vec<usize> = self.product.batch.iter().map(|l| l.size).collect();
-        let [tile_m, tile_n, _] = self.shape.tile();
+        let [tile_m, tile_n] = self.shape.sides();
         if self.has_copies() {
             line!(text, "if (threadIdx.x == 0) {{");
         }
@@ -578,7 +604,7 @@ impl WarpgroupTile {
         loops: &'a Loops,
         parameters: &[Parameter],
     ) -> [Option<ThreadCopy<'a>>; 2] {
-        let ([_, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.shape.tile());
+        let ([_, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.tile());
         let StoredTypes { a, b, .. } = self.product.stored;
         let of_a = ("a", a, ("m", m, tile_m), [&loops.m[0][..], &loops.k[0]]);
         let of_b = ("b", b, ("n", n, tile_n), [&loops.n[0][..], &loops.k[1]]);
@@ -589,7 +615,7 @@ impl WarpgroupTile {
                 copy: *copy,
                 name,
                 buffer: parameters[*parameter].name(),
-                kind: element(dtype),
+                dtype,
                 side,
                 loops,
             }),
@@ -607,26 +633,22 @@ impl WarpgroupTile {
         self.open_tiles(text);
         line!(text, "const u64 batch_c = {};", nest(&loops.batch[2], "batch"));
         line!(text, "float acc[{count}] = {{}};");
-        let is_summed = has_runs(p);
+        let is_summed = self.is_summed();
         if is_summed {
             line!(text, "float total[{count}] = {{}};");
         }
         if p.accumulate {
             let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
+            // Of bytes the old value would lose bits among the accumulators.
+            let to = if self.bytes() == 1 { "total" } else { "acc" };
             self.open_accumulators(loops, text);
-            line!(text, "{first}acc[i] = {}[place];", parameters[2].name());
+            line!(text, "{first}{to}[i] = {}[place];", parameters[2].name());
             text.end();
         }
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         if is_summed {
-            line!(text, "if (step > 0 && step % {} == 0) {{", run(p) / TILE_K);
-            line!(text, "warpgroup_wait<0>(acc);");
-            line!(text, "UNROLL");
-            line!(text, "for (u32 i = 0; i < {count}; i += 1) {{");
-            line!(text, "total[i] = total[i] + acc[i];");
-            line!(text, "acc[i] = 0;");
-            (0..2).for_each(|_| text.end());
+            self.print_sum(text);
         }
         self.print_mma(text);
         text.end();
@@ -647,9 +669,34 @@ impl WarpgroupTile {
         }
     }
 
+    /// Steps of a run.
+    fn steps_of_run(&self) -> usize {
+        run(&self.product) / self.tile()[2]
+    }
+
+    /// Prints the addition of accumulators to totals at the end of a run; of a run of one step its
+    /// stage is released then.
+    fn print_sum(&self, text: &mut Text) {
+        let steps = self.steps_of_run();
+        match steps {
+            1 => line!(text, "if (step > 0) {{"),
+            _ => line!(text, "if (step > 0 && step % {steps} == 0) {{"),
+        }
+        line!(text, "warpgroup_wait<0>(acc);");
+        if steps == 1 {
+            let stages = self.shape.stages;
+            line!(text, "if (lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
+        }
+        line!(text, "UNROLL");
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.shape.columns / 2);
+        line!(text, "total[i] = total[i] + acc[i];");
+        line!(text, "acc[i] = 0;");
+        (0..2).for_each(|_| text.end());
+    }
+
     /// Prints the product of a stage, and the release of the one before.
     fn print_mma(&self, text: &mut Text) {
-        let (kind, stages) = (element(self.product.stored.a), self.shape.stages);
+        let stages = self.shape.stages;
         self.print_stage(text);
         line!(text, "mbarrier_wait(full + stage, count / {stages} % 2);");
         let starts = [format!("a_stage + consumer * {HALF}"), "b_stage".to_owned()];
@@ -662,17 +709,21 @@ impl WarpgroupTile {
             );
         }
         let [step_a, step_b] = [0, 1].map(|at: usize| self.operands[at].step() / 16);
-        let majors = self.operands.each_ref().map(|operand| u8::from(!operand.k_major()));
+        let [of_a, of_b] = self.operands.each_ref().map(|operand| u8::from(!operand.k_major()));
         line!(text, "warpgroup_fence(acc);");
         line!(text, "UNROLL");
-        line!(text, "for (u32 k = 0; k < {}; k += 1) {{", TILE_K / 16);
-        let [of_a, of_b] = majors;
-        line!(
-            text,
-            "warpgroup_mma<{kind}, {of_a}, {of_b}>(acc, a + k * {step_a}, b + k * {step_b});"
-        );
+        line!(text, "for (u32 k = 0; k < {}; k += 1) {{", SWIZZLE_ROW / STEP);
+        let StoredTypes { a, b, .. } = self.product.stored;
+        let part = match self.bytes() {
+            1 => format!("warpgroup_mma_bytes<{}, {}>", element(a), element(b)),
+            _ => format!("warpgroup_mma<{}, {of_a}, {of_b}>", element(a)),
+        };
+        line!(text, "{part}(acc, a + k * {step_a}, b + k * {step_b});");
         text.end();
         line!(text, "warpgroup_commit();");
+        if self.steps_of_run() == 1 {
+            return;
+        }
         line!(text, "warpgroup_wait<1>(acc);");
         line!(text, "if (step > 0 && lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
     }
@@ -807,7 +858,7 @@ impl TensorMap {
 
 impl fmt::Display for WarpgroupTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ([a, b], [m, n, k]) = (&self.operands, self.shape.tile());
+        let ([a, b], [m, n, k]) = (&self.operands, self.tile());
         let WarpgroupShape { consumers, stages, .. } = self.shape;
         write!(f, "block tiles of {m}x{n}x{k} in {stages} stages by TMA, ")?;
         let (warpgroups, order) = (

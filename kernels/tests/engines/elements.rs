@@ -31,7 +31,7 @@ fn functions_of(p: &Product) -> (Kernel, Functions) {
 
 /// A product of matrices that are contiguous along k; those of F32 may be along m or n instead, or
 /// along nothing.
-fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usize; 3]) -> Product {
+pub(crate) fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usize; 3]) -> Product {
     let mut p = Product::matrix(m, n, k, DType::F32);
     p.stored = StoredTypes { a, b, c };
     p.operands = if a == DType::F32 { Operands::Tf32 } else { Operands::Exact };
@@ -62,7 +62,7 @@ pub(crate) struct Rounded {
 }
 
 impl Rounded {
-    fn new(random: &mut Random, product: Product) -> Rounded {
+    pub(crate) fn new(random: &mut Random, product: Product) -> Rounded {
         let case = Case::new(random, Kernel::Product(product.clone()));
         let mut rounded = case.clone();
         for input in &mut rounded.inputs {
@@ -78,7 +78,7 @@ impl Rounded {
         share_of_bound(&self.product, &self.rounded, found, [None; 2]).share
     }
 
-    fn finding(&self, found: &Buffer) -> Option<String> {
+    pub(crate) fn finding(&self, found: &Buffer) -> Option<String> {
         is_near(&self.product, &self.rounded, found, [None; 2])
     }
 }

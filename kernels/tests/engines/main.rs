@@ -8,6 +8,7 @@
 
 mod accesses;
 mod attention;
+mod bytes;
 mod convolution;
 mod counts;
 mod cuda;

@@ -52,7 +52,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 add(call.arguments[3], "SWIZZLE_128 + 1".to_owned());
                 continue;
             }
-            "warpgroup_mma" => {
+            "warpgroup_mma" | "warpgroup_mma_bytes" => {
                 for (argument, (from, to)) in call.arguments.iter().enumerate() {
                     let own = changed(argument);
                     if let Some((start, step)) = own.split_once(" + ") {
@@ -99,8 +99,13 @@ fn mutations(text: &str) -> Vec<Mutation> {
     all
 }
 
-/// The flags of a template that say which rows are along k, and their opposites.
+/// The flags of a template that say which rows are along k, and their opposites; or formats of
+/// bytes, and others.
 fn majors(text: &str, (from, to): (usize, usize)) -> Vec<(usize, usize, &'static str)> {
+    if text[from..to].starts_with("f8") {
+        let formats = text[from..to].match_indices("e4m3").map(|(at, _)| from + at);
+        return formats.map(|at| (at, at + 4, "e5m2")).collect();
+    }
     let flags = text[from..to].match_indices(", ").map(|(at, _)| from + at + 2);
     flags.map(|at| (at, at + 1, if &text[at..=at] == "0" { "1" } else { "0" })).collect()
 }
@@ -116,7 +121,7 @@ struct Call {
 }
 
 /// The parts whose calls are changed.
-const PARTS: [&str; 20] = [
+const PARTS: [&str; 21] = [
     "sync_block",
     "sync_warp",
     "sync_warpgroup",
@@ -132,6 +137,7 @@ const PARTS: [&str; 20] = [
     "warpgroup_commit",
     "warpgroup_wait",
     "warpgroup_mma",
+    "warpgroup_mma_bytes",
     "tma_load",
     "tma_store",
     "tma_store_commit",
@@ -461,6 +467,13 @@ fn subjects() -> Vec<Subject> {
             "product by wgmma, copied",
             newer,
             product([136, 138, 524], halves, unaligned),
+            OF_STAGES,
+        ),
+        of(
+            "product in FP8 by wgmma",
+            newer,
+            // A result that is stored to an operand instead is no longer than that.
+            product([136, 136, 560], DType::F8E4M3, along_k),
             OF_STAGES,
         ),
         of("product by wgmma, skinny", newer, product([9, 72, 2120], halves, skinny), OF_ONE_TILE),

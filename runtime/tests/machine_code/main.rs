@@ -195,7 +195,7 @@ fn by_wgmma(what: &'static str, kernel: Kernel) -> Expected {
 }
 
 /// What is looked for in products of neither BF16 nor F16.
-fn products_of_other_elements() -> [Expected; 4] {
+fn products_of_other_elements() -> [Expected; 5] {
     [
         Expected {
             archs: &Arch::ALL,
@@ -214,7 +214,11 @@ fn products_of_other_elements() -> [Expected; 4] {
             ..by_mma("product of bytes", product_of(DType::F8E4M3))
         },
         Expected {
-            archs: &[Arch::Sm90a, Arch::Sm100],
+            has: &["QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG", "UTMASTG", "USETMAXREG"],
+            ..by_wgmma("product of bytes by warpgroups", product_of(DType::F8E4M3))
+        },
+        Expected {
+            archs: &[Arch::Sm100],
             has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
             ..by_mma("product of bytes, converted", product_of(DType::F8E4M3))
         },

@@ -16,8 +16,8 @@ use crate::offset::Offset;
 /// Fewest block tiles that read each element of an operand that is copied. Chosen: a warpgroup
 /// copies about eight times as slowly as the memory of an H200 is.
 const READERS: usize = 4;
-/// Elements of two bytes that 16 bytes have.
-const CHUNK: usize = 8;
+/// Bytes at whose multiples rows of a copy start.
+const CHUNK: usize = 16;
 
 /// A product of operands that can be copied by TMA where that pays, with the copies before it.
 pub(super) fn aligned(
@@ -79,7 +79,8 @@ impl CopiedOperand {
             true => [[k_size, k_stride], [side_size, side_stride]],
             false => [[side_size, side_stride], [k_size, k_stride]],
         };
-        let row = inner[0].next_multiple_of(CHUNK);
+        let bytes = [product.stored.a, product.stored.b][at].size() as usize;
+        let row = inner[0].next_multiple_of(CHUNK / bytes);
         let mut len = row * outer[0];
         let mut copied = vec![
             CopyLoop { size: outer[0], source: outer[1], target: row },

@@ -23,8 +23,7 @@ pub(super) fn function(
     (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let by_warpgroups = arch == Some(Arch::Sm90a)
-        && product.borders.is_empty()
-        && tensor::fits(product, Arch::Sm90a) == Some(Elements::Halves);
+        && tensor::fits(product, Arch::Sm90a).is_some_and(|of| on_warpgroups(product, of));
     let (product, [a, b]) = match by_warpgroups {
         true => aligned(what, product, [a, b], all),
         false => (product.clone(), [a, b]),
@@ -66,6 +65,12 @@ pub(super) fn function(
     all.functions.extend([function, slice_sum(sum, what, parameters)]);
 }
 
+/// Whether `wgmma` multiplies elements of a product that tensor cores do: those of two bytes or of
+/// one, unless an operand is an image.
+fn on_warpgroups(product: &Product, elements: Elements) -> bool {
+    product.borders.is_empty() && matches!(elements, Elements::Halves | Elements::Bytes)
+}
+
 /// The function that adds slices, given the workspace, the result and what is added to it.
 fn slice_sum(sum: SliceSum, what: &str, parameters: Vec<Parameter>) -> Function {
     let [batch, m, n, _] = sum.product.sizes();
@@ -104,8 +109,7 @@ impl BlockTiles {
                 is_split: false,
             };
         };
-        let is_image = !product.borders.is_empty();
-        if arch == Arch::Sm90a && elements == Elements::Halves && !is_image {
+        if arch == Arch::Sm90a && on_warpgroups(product, elements) {
             let tile = WarpgroupTile::of(product, added);
             let (tiles, threads) = (tile.tiles(), tile.threads());
             let is_split = tile.workspace.is_some();

@@ -346,6 +346,26 @@ template <class T, int COUNT> struct WarpgroupMma;
                 "{%64, %65, %66, %67}, %68, 1, 1, 1, %69")
 WARPGROUP_MMAS(bf16, "bf16")
 WARPGROUP_MMAS(f16, "f16")
+// The same of bytes, for k of 32: both matrices are K-major.
+template <class A, class B, int COUNT> struct WarpgroupMmaBytes;
+#define WARPGROUP_MMA_BYTES(A, B, TYPES, COLUMNS, COUNT, ACC, REG, OPERANDS)          \
+  template <> struct WarpgroupMmaBytes<A, B, COUNT> {                                 \
+    static PART void of(float (&c)[COUNT], unsigned long long a, unsigned long long b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32." TYPES       \
+                   " {" REG "}, " OPERANDS ";" : ACC : "l"(a), "l"(b));               \
+    }                                                                                 \
+  };
+#define WARPGROUP_MMAS_BYTES(A, B, TYPES)                                             \
+  WARPGROUP_MMA_BYTES(A, B, TYPES, "16", 8, ACC8(0), REG8, "%8, %9, 1, 1, 1")         \
+  WARPGROUP_MMA_BYTES(A, B, TYPES, "128", 64, ACC64, REG64, "%64, %65, 1, 1, 1")
+WARPGROUP_MMAS_BYTES(f8e4m3, f8e4m3, "e4m3.e4m3")
+WARPGROUP_MMAS_BYTES(f8e4m3, f8e5m2, "e4m3.e5m2")
+WARPGROUP_MMAS_BYTES(f8e5m2, f8e4m3, "e5m2.e4m3")
+WARPGROUP_MMAS_BYTES(f8e5m2, f8e5m2, "e5m2.e5m2")
+template <class A, class B, int COUNT>
+PART void warpgroup_mma_bytes(float (&c)[COUNT], unsigned long long a, unsigned long long b) {
+  WarpgroupMmaBytes<A, B, COUNT>::of(c, a, b);
+}
 // c += a b for 64 x 2 COUNT accumulators of a warpgroup, and k of 16, of matrices that descriptors
 // name. An operand whose rows are along m or n is MN-major.
 template <class T, int A_MN, int B_MN, int COUNT>

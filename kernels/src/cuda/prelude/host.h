@@ -831,6 +831,9 @@ struct Matrix {
   // The byte of an element along m or n, and k. K-major rows are 128 bytes, eight of them repeat
   // after the stride. MN-major ones hold 64 elements, the next ones lie behind the leading offset;
   // eight along k repeat after the stride.
+  size_t place_of_byte(size_t side, size_t k) const {
+    return swizzled(start + side / 8 * stride + side % 8 * 128 + k);
+  }
   size_t place(bool is_mn, size_t side, size_t k) const {
     size_t at = is_mn ? side / 64 * leading + side % 64 * 2 + k / 8 * stride + k % 8 * 128
                       : side / 8 * stride + side % 8 * 128 + k * 2;
@@ -844,10 +847,16 @@ template <class T> float shared_element(size_t at) {
   return widened(x);
 }
 
-// Adds a product to 64 x COLUMNS accumulators: x gives the elements of the first operand.
-template <int COLUMNS, class X, class Y> void multiply(float* const* all, X x_at, Y y_at) {
-  static thread_local float x[64][16], y[16][COLUMNS], z[64][COLUMNS];
-  for (int k = 0; k < 16; k++) {
+template <class T> float shared_byte(size_t at) {
+  T x;
+  memcpy((void*)&x, shared_bytes(at, 1), 1);
+  return widened(x);
+}
+
+// Adds a product to 64 x COLUMNS accumulators, of K points: x gives the elements of the first operand.
+template <int COLUMNS, int K = 16, class X, class Y> void multiply(float* const* all, X x_at, Y y_at) {
+  static thread_local float x[64][K], y[K][COLUMNS], z[64][COLUMNS];
+  for (int k = 0; k < K; k++) {
     for (int i = 0; i < 64; i++) x[i][k] = x_at(i, k);
     for (int j = 0; j < COLUMNS; j++) y[k][j] = y_at(j, k);
   }
@@ -862,7 +871,7 @@ template <int COLUMNS, class X, class Y> void multiply(float* const* all, X x_at
   };
   each([](float& own, float& at) { at = own; });
   for (int i = 0; i < 64; i++) {
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < K; k++) {
       for (int j = 0; j < COLUMNS; j++) z[i][j] += x[i][k] * y[k][j];
     }
   }
@@ -986,6 +995,22 @@ void warpgroup_mma(float (&c)[COUNT], u_int64_t a, u_int64_t b) {
     auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
     auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
     std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(x, A_MN, 64), shim::reads_of(y, B_MN, 2 * COUNT)};
+    shim::check_reads(reads);
+    of.pending.push_back(shim::Multiplication{reads, run, of.group});
+  });
+}
+// The same of bytes: what is read are as many bytes of each row.
+template <class A, class B, int COUNT>
+void warpgroup_mma_bytes(float (&c)[COUNT], u_int64_t a, u_int64_t b) {
+  shim::warpgroup_collective(c, [=] {
+    shim::Warpgroup& of = shim::warpgroup();
+    if (!of.is_fenced) shim::find("a warpgroup multiplies without a fence");
+    std::vector<float*> all = shim::shown_by_warpgroup<float*>();
+    shim::Matrix x(a), y(b);
+    auto x_at = [=](int i, int k) { return shim::shared_byte<A>(x.place_of_byte(i, k)); };
+    auto y_at = [=](int j, int k) { return shim::shared_byte<B>(y.place_of_byte(j, k)); };
+    auto run = [=] { shim::multiply<2 * COUNT, 32>(all.data(), x_at, y_at); };
+    std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(x, false, 64), shim::reads_of(y, false, 2 * COUNT)};
     shim::check_reads(reads);
     of.pending.push_back(shim::Multiplication{reads, run, of.group});
   });
