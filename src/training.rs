@@ -291,7 +291,15 @@ fn types(precision: &Precision) -> String {
 /// # Errors
 /// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
 pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
-    let plan = ir::text::parse_plan(path, text)?;
+    check_plan(path, ir::text::parse_plan(path, text)?, question)
+}
+
+/// A plan, if it is one for what is asked and computes what the model does. `path` is where it
+/// comes from.
+///
+/// # Errors
+/// As [`read_plan`].
+pub fn check_plan(path: &str, plan: Plan, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
     // It is compiled for the cluster that is asked about, and older texts do not say.
     let plan = Plan { target: question.cluster.target(), ..plan };
     let mut wrong = Vec::new();

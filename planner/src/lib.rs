@@ -20,8 +20,9 @@
 //! closed form; [`tools`] is what others execute; [`mod@shard`] splits the inside of layers, and
 //! [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long, [`footprint`]
 //! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`search`] where
-//! there are too many, and [`finalists`] compiles what it answers with; [`check`] doubts;
-//! [`explain`] and [`fit`] tell, and [`goodput`] says what failures leave of a run.
+//! there are too many, and [`finalists`] compiles what it answers with; [`shrink`] makes a plan for
+//! one machine of one for a cluster, and [`check`] doubts; [`explain`] and [`fit`] tell, and
+//! [`goodput`] says what failures leave of a run.
 //!
 //! # Diagnostics
 //!
@@ -85,6 +86,7 @@ pub mod compiled;
 pub mod search;
 pub mod finalists;
 
+pub mod shrink;
 pub mod check;
 pub mod explain;
 pub mod goodput;

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use clap::builder::ArgPredicate;
+use codegen::calls::Calls;
 use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
@@ -28,6 +29,7 @@ use planner::cluster::Cluster;
 use planner::divisors::divisors;
 use planner::elaborate::name_of;
 use planner::limits::{Decision, Limits};
+use planner::shrink::{Shrunk, Trait, shrink};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
 use crate::argument::{PathArg, length, positive};
@@ -35,7 +37,7 @@ use crate::documents::{Document, MeshRow, Verify};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::{self, PlanRequest, positions_max};
 use crate::output::{self, Table};
-use crate::training::read_plan;
+use crate::training::check_plan;
 use reference::Reference;
 
 /// Flags of `verify`.
@@ -52,6 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ranks", "seq", "gbs", "dtype"])]
     #[arg(conflicts_with_all = ["precision", "dropout", "bisect_rules"])]
     pub plan: Option<PathArg>,
+    /// Compare the plan in small: what it decides, on two ranks of each axis and 32 at most; MODEL
+    /// may then be a smaller one of the same layers
+    #[arg(long, conflicts_with = "ranks")]
+    pub shrink: bool,
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
@@ -113,11 +119,14 @@ type Refused = (Mesh, Vec<Diagnostic>);
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = crate::resolve(&args.model)?.description;
-    let given = args.plan.as_ref().map(given_plan).transpose()?;
+    let given = args.plan.as_ref().map(|path| given_plan(args, path, &[])).transpose()?;
     let args = &match &given {
         Some(plan) => Args {
             ranks: plan.mesh.ranks(),
-            seq: Some(plan.seq),
+            seq: Some(match args.shrink {
+                true => plan.seq.min(SHRUNK_SEQ).min(positions_max(&description)),
+                false => plan.seq,
+            }),
             gbs: Some(plan.global_batch_size()),
             ..args.clone()
         },
@@ -179,10 +188,28 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
 }
 
-/// The plan in a file.
-fn given_plan(path: &PathArg) -> Result<Plan, Failure> {
+/// Tokens of a sequence under a plan in small, at most. Chosen: a second.
+const SHRUNK_SEQ: usize = 64;
+
+/// The plan in a file; in small where that is asked for, for a model with such calls of layers.
+fn given_plan(args: &Args, path: &PathArg, calls: &[&str]) -> Result<Plan, Failure> {
     let text = failure::read_text(path, "--plan")?;
-    Ok(ir::text::parse_plan(&path.to_string(), &text)?)
+    let plan = ir::text::parse_plan(&path.to_string(), &text)?;
+    if !args.shrink {
+        return Ok(plan);
+    }
+    let Shrunk { plan, kept, lost } = shrink(&plan, calls);
+    let listed = |traits: &[Trait]| {
+        let names: Vec<String> = traits.iter().map(Trait::to_string).collect();
+        names.join(", ")
+    };
+    if args.ranks == plan.mesh.ranks() {
+        output::note(&format!("in small {}: {}", plan.mesh, listed(&kept)));
+        if !lost.is_empty() {
+            output::note(&format!("note: not in small: {}", listed(&lost)));
+        }
+    }
+    Ok(plan)
 }
 
 /// How far the step of the plan in a file is from the one that is expected.
@@ -193,11 +220,16 @@ fn line_of_plan(
     question: &PlanRequest,
     expected: &Computed,
 ) -> Result<Line, Failure> {
-    let text = failure::read_text(path, "--plan")?;
-    let own = given_plan(path)?;
+    let calls = Calls::of_entry(&question.module, crate::LOSS)?;
+    let calls: Vec<&str> = calls.calls.iter().map(|call| call.function.as_str()).collect();
+    let mut own = given_plan(args, path, &calls)?;
     let (optimizer, clip) = (own.optimizer, own.clip);
     let asked = PlanRequest { ranks: args.ranks, optimizer, clip, ..question.clone() };
-    let plan = read_plan(&path.to_string(), &text, &asked)?;
+    if args.shrink {
+        own.model.clone_from(&asked.model);
+        own.seq = asked.seq;
+    }
+    let plan = check_plan(&path.to_string(), own, &asked)?;
     let name = name_of(&asked.module, crate::LOSS, &plan)?;
     // Gradients are compared, and nothing is updated.
     let plan = Plan { optimizer: question.optimizer, clip: question.clip, ..plan };

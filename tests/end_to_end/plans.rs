@@ -145,6 +145,36 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     assert!(errors.contains("offload"), "{errors}");
 }
 
+/// A plan for more devices than a machine is for is executed in small, on the model that it is for
+/// and on a smaller one of the same layers.
+#[test]
+fn plans_for_clusters_are_verified_in_small() {
+    let scratch = tiny("in-small");
+    let config = r#"{"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 16,
+        "n_positions": 128, "vocab_size": 256, "bos_token_id": null, "eos_token_id": null,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}"#;
+    scratch.write("small/config.json", config);
+    let asked = "gpt2-mini --cluster h100 --devices 64 --gbs 128 --seq 128 --dtype f32";
+    let fixed = "offload=off,cp=1,tp=4,pp=4,mbs=2,shard=0";
+    for more in ["zero=3,vpp=1,schedule=1f1b", "zero=1,vpp=1,schedule=zb-h1", "zero=0,vpp=1"] {
+        scratch.answer(&format!("plan {asked} --fix {fixed},{more} -o x.plan"));
+        for model in ["gpt2-mini", "small"] {
+            let verified = scratch.json(&format!("verify {model} --plan x.plan --shrink --json"));
+            let mesh = &verified["meshes"][0];
+            assert!(mesh["pp"] == 2 && mesh["dp"] == 2 && mesh["tp"] == 2, "{verified:#}");
+        }
+    }
+    let told = scratch.run("verify small --plan x.plan --shrink");
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(
+        told.contains("in small [pp=2, dp=2, tp=2]: dp, ") && !told.contains("not in"),
+        "{told}"
+    );
+    // Whole, it is for another model, and for more ranks than are sensible.
+    assert_eq!(scratch.run("verify small --plan x.plan").status.code(), Some(2));
+    assert_eq!(scratch.run("verify small --ranks 2 --shrink").status.code(), Some(2));
+}
+
 /// Stages of CPUs are interleaved as well, where the batch allows it.
 #[test]
 fn stages_of_cpus_are_interleaved() {

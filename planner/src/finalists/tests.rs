@@ -1,5 +1,5 @@
 use codegen::compile::Compiler;
-use ir::plan::{Optimizer, Schedule};
+use ir::plan::Optimizer;
 use ir::target::{Arch, Target};
 
 use super::*;
@@ -16,13 +16,8 @@ const ADAMW: Optimizer =
 /// A random name whose plan programs carry out.
 fn executable(seed: u64) -> Configuration {
     let mut name = draw(seed);
-    name.vpp = 1;
     name.offload = Default::default();
-    name.zero.stage = name.zero.stage.min(1);
     name.zero.shard = 0;
-    if !matches!(name.schedule, Schedule::GPipe | Schedule::OneForwardOneBackward) {
-        name.schedule = Schedule::GPipe;
-    }
     name
 }
 
