@@ -59,6 +59,7 @@ mod nodes;
 mod onnx;
 mod operators;
 mod parallel;
+mod passes;
 mod paths;
 mod plans;
 mod precision;
