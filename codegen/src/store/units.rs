@@ -221,6 +221,15 @@ impl Store {
         Whole { view, weights }
     }
 
+    /// Keeps the unit in which a gathered parameter is until a time.
+    pub(crate) fn keep_gathered(&mut self, parameter: BufferId, until: usize) {
+        let contents = &self.buffers[parameter.0 as usize].contents;
+        let unit = contents.passing().map(|(_, bucket)| bucket.0);
+        if let Some((_, last)) = unit.and_then(|unit| self.spans.get_mut(&unit)) {
+            *last = until.max(*last);
+        }
+    }
+
     /// The entry's weights in a unit.
     pub(crate) fn weights_of(&self, unit: &Unit) -> Vec<usize> {
         unit.members.iter().map(|member| self.weights[member.weight].weight).collect()

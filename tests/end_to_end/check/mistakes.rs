@@ -325,7 +325,8 @@ fn exchange_another_piece(c: &mut Compiled, site: usize) -> bool {
         let bytes = |id: BufferId| program.buffers[id.0 as usize].bytes;
         for &(step, (is_scatter, slot, own)) in &pieces {
             let others = pieces.iter().filter(|(other, (kind, _, id))| {
-                *other != step && *kind == is_scatter && bytes(*id) >= bytes(own)
+                // Several calls gather the same piece.
+                *other != step && *id != own && *kind == is_scatter && bytes(*id) >= bytes(own)
             });
             places.extend(others.map(|(_, (_, _, id))| (at, step, slot, *id)));
         }

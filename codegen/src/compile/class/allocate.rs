@@ -56,7 +56,7 @@ impl Class<'_> {
     }
 
     /// Whether there is never more than one micro-batch in flight, and nothing is put off.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         let splits = Pipeline::of(self.plan).splits();
         self.chunks.len() == 1 && self.chunks[0].in_flight == 1 && !splits
     }

@@ -94,13 +94,19 @@ impl Class<'_> {
             }
         }
         let mut placed = BTreeSet::new();
+        let is_alone = self.is_alone();
         for chunk in 0..self.chunks.len() {
             for call in 0..self.chunks[chunk].own.len() {
                 let entry = self.chunks[chunk].first + call;
+                // The backward pass of the last call follows its forward pass.
+                let stays = is_alone && call + 1 == self.chunks[chunk].own.len();
                 for (moment, span, needs) in self.needs(&self.chunks[chunk], call) {
                     for at in of_call.get(&entry).into_iter().flatten() {
                         let unit = (*at, &units[*at]);
-                        self.allocate_gathered(unit, (moment, span), &needs, &mut placed);
+                        let is_there = stays && self.keep_gathered(unit.1, moment, &needs);
+                        if !is_there {
+                            self.allocate_gathered(unit, (moment, span), &needs, &mut placed);
+                        }
                         self.allocate_terms(unit, moment, &needs);
                     }
                 }
@@ -158,6 +164,22 @@ impl Class<'_> {
                 Needs { read: read(late), made: made(true) },
             ),
         ]
+    }
+
+    /// Keeps the parameters of a unit that were gathered for the moment before; whether they were.
+    fn keep_gathered(&mut self, unit: &Unit, moment: Moment, needs: &Needs) -> bool {
+        let before = (moment.0 - 1, false);
+        let weights = self.store.weights_of(unit);
+        if !weights.iter().any(|weight| needs.read.contains(weight)) {
+            return false;
+        }
+        let there = weights.iter().map(|weight| self.exchanges.param(before, *weight));
+        let Some(buffers) = there.collect::<Option<Vec<BufferId>>>() else { return false };
+        for (weight, buffer) in weights.into_iter().zip(buffers) {
+            self.store.keep_gathered(buffer, moment.0);
+            self.exchanges.params.insert((moment, weight), buffer);
+        }
+        true
     }
 
     /// Room for the parameters of a unit that a call reads, and what gathers them.
