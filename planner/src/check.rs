@@ -37,6 +37,19 @@ pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Ve
     found
 }
 
+/// What is illegal about a plan whatever the module is: as [`check`], of any number of ranks.
+pub fn check_decisions(plan: &Plan) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
+    if plan.mesh.checked_ranks().is_none_or(|ranks| ranks == 0) {
+        found.push(error("E3301", plan, format!("the mesh {} has no ranks", plan.mesh)));
+        return found;
+    }
+    check_chunks(plan, &mut found);
+    check_batch(plan, &mut found);
+    check_groups(plan, &mut found);
+    found
+}
+
 /// Whether the bytes of all classes fit: `E3308` where they do not, with the fullest rank.
 pub fn check_memory(
     plan: &Plan,
@@ -87,6 +100,25 @@ fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagn
         return;
     };
     let calls = function.nodes.iter().filter(|n| is_layer_call(&n.op)).count();
+    check_chunks(plan, found);
+    for (name, decisions) in &plan.functions {
+        let is_own = |op: &Op| matches!(op, Op::Call { function } if function == name);
+        let own = function.nodes.iter().filter(|node| is_own(&node.op)).count();
+        if let Some((last, _)) = decisions.exceptions.last_key_value().filter(|(at, _)| **at >= own)
+        {
+            let headline = format!("call {last} of `{name}` keeps something, of {own} calls");
+            found.push(error("E3302", plan, headline));
+        }
+    }
+    let last = plan.stage_ends.last().copied().unwrap_or(0);
+    if last != calls {
+        let headline = format!("the stages end at call {last}, `{entry}` has {calls} calls");
+        found.push(error("E3302", plan, headline));
+    }
+}
+
+/// Stages have calls, in order, and as many chunks each.
+fn check_chunks(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let (ends, pp) = (&plan.stage_ends, plan.mesh.pp);
     let chunks = ends.len() / pp.max(1);
     if ends.is_empty() || !ends.len().is_multiple_of(pp) {
@@ -104,15 +136,6 @@ fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagn
         let note = format!("they go round in groups of pp={pp}");
         found.push(error("E3302", plan, headline).note(note));
     }
-    for (name, decisions) in &plan.functions {
-        let is_own = |op: &Op| matches!(op, Op::Call { function } if function == name);
-        let own = function.nodes.iter().filter(|node| is_own(&node.op)).count();
-        if let Some((last, _)) = decisions.exceptions.last_key_value().filter(|(at, _)| **at >= own)
-        {
-            let headline = format!("call {last} of `{name}` keeps something, of {own} calls");
-            found.push(error("E3302", plan, headline));
-        }
-    }
     let mut begin = 0;
     for (stage, end) in ends.iter().enumerate() {
         if *end <= begin {
@@ -121,10 +144,6 @@ fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagn
             found.push(error("E3302", plan, headline).note(note));
         }
         begin = *end;
-    }
-    if begin != calls {
-        let headline = format!("the stages end at call {begin}, `{entry}` has {calls} calls");
-        found.push(error("E3302", plan, headline));
     }
 }
 

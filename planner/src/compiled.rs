@@ -447,8 +447,14 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
         Diagnostic::error("E3203", Span::of("--ranks"), headline)
             .help("use a batch that is a multiple of the number of ranks")
     });
-    let diagnostic =
+    let mut diagnostic =
         diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch");
+    if job.limits.fixed(Decision::Zero).is_some_and(|stage| stage > 0) {
+        diagnostic = diagnostic.note(
+            "zero is 1, 2 or 3 where dp > 1, weights are updated, and gradients are exchanged as \
+             what they are summed as",
+        );
+    }
     match job.limits.fixed(Decision::Vpp).is_some_and(|chunks| chunks > 1) {
         true => diagnostic.note("with vpp, pp divides the micro-batches, and pp · vpp are calls"),
         false => diagnostic,

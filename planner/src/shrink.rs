@@ -10,10 +10,7 @@ use std::fmt;
 
 use ir::plan::{FunctionPlan, Keep, Offload, Place, Zero};
 use ir::precision::Precision;
-use ir::{Mesh, Plan};
-
-/// The most ranks of a plan in small.
-pub const RANKS_MAX: usize = 32;
+use ir::{Diagnostic, Mesh, Plan, Span};
 
 /// Micro-batches of a step at most, and samples of one. Chosen: a pipeline of two stages is full
 /// for a while, and samples are told apart.
@@ -42,14 +39,21 @@ pub struct Shrunk {
 }
 
 /// A plan in small, for a module whose entry makes these calls of layers: the plan's own, or one of
-/// the same layers that is called less often.
-pub fn shrink(plan: &Plan, functions: &[&str]) -> Shrunk {
-    // Before a model is read, that of the plan counts.
-    let of_plan = plan.stage_ends.last().copied().unwrap_or(1);
-    let calls = if functions.is_empty() { of_plan } else { functions.len() };
+/// the same layers that is called less often. The plan is one of which
+/// [`check_decisions`](crate::check::check_decisions) finds nothing wrong.
+///
+/// # Errors
+/// `E3302` for fewer calls than stages.
+pub fn shrink(plan: &Plan, functions: &[&str]) -> Result<Shrunk, Diagnostic> {
+    let calls = functions.len();
     let (mesh, shard) = mesh(plan);
-    let chunks_per_stage = plan.chunks_per_stage().min(2);
-    let chunks = (mesh.pp * chunks_per_stage).min(calls.max(1));
+    if calls < mesh.pp {
+        let headline = format!("{calls} calls of layers cannot be in {} stages", mesh.pp);
+        let found = Diagnostic::error("E3302", Span::of(&plan.model), headline);
+        return Err(found.help("use a model with more layers"));
+    }
+    let chunks_per_stage = plan.chunks_per_stage().min(2).min(calls / mesh.pp);
+    let chunks = mesh.pp * chunks_per_stage;
     let is_interleaved = chunks_per_stage > 1;
     let most =
         if plan.microbatch_count < MICROBATCHES && is_interleaved { mesh.pp } else { MICROBATCHES };
@@ -66,7 +70,7 @@ pub fn shrink(plan: &Plan, functions: &[&str]) -> Shrunk {
     };
     let [whole, own] = [plan, &small].map(traits);
     let (kept, lost) = whole.into_iter().partition(|of| own.contains(of));
-    Shrunk { plan: small, kept, lost }
+    Ok(Shrunk { plan: small, kept, lost })
 }
 
 /// The mesh in small, and the ranks over which ZeRO shards there: where these are some of those

@@ -11,12 +11,12 @@
 mod reference;
 mod narrow;
 mod rules;
+mod small;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use clap::builder::ArgPredicate;
-use codegen::calls::Calls;
 use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
@@ -29,7 +29,6 @@ use planner::cluster::Cluster;
 use planner::divisors::divisors;
 use planner::elaborate::name_of;
 use planner::limits::{Decision, Limits};
-use planner::shrink::{Shrunk, Trait, shrink};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
 use crate::argument::{PathArg, length, positive};
@@ -39,6 +38,7 @@ use crate::job::{self, PlanRequest, positions_max};
 use crate::output::{self, Table};
 use crate::training::check_plan;
 use reference::Reference;
+use small::Small;
 
 /// Flags of `verify`.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,6 +49,7 @@ pub struct Args {
     /// rank; 1 compares one rank with the interpreter
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
     #[arg(default_value_if("plan", ArgPredicate::IsPresent, "1"))]
+    #[arg(default_value_if("shrink", ArgPredicate::Equals("true".into()), "1"))]
     pub ranks: usize,
     /// Compare the plan in this file, and no meshes; its ranks, sequence, batch and types count
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ranks", "seq", "gbs", "dtype"])]
@@ -56,8 +57,11 @@ pub struct Args {
     pub plan: Option<PathArg>,
     /// Compare the plan in small: what it decides, on two ranks of each axis and 32 at most; MODEL
     /// may then be a smaller one of the same layers
-    #[arg(long, conflicts_with = "ranks")]
+    #[arg(long)]
     pub shrink: bool,
+    /// The plan in small.
+    #[arg(skip)]
+    pub small: Option<Plan>,
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
@@ -119,15 +123,24 @@ type Refused = (Mesh, Vec<Diagnostic>);
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = crate::resolve(&args.model)?.description;
-    let given = args.plan.as_ref().map(|path| given_plan(args, path, &[])).transpose()?;
+    let (given, description) = match &args.plan {
+        Some(path) if args.shrink => {
+            let Small { description, plan } = small::of(path, &description, args.document_mask)?;
+            (Some(plan), description)
+        }
+        Some(path) => (Some(given_plan(path)?), description),
+        None if args.shrink => {
+            let headline = "there is no plan to shrink".to_owned();
+            return Err(usage("--shrink", headline).help("write `--plan FILE` too").into());
+        }
+        None => (None, description),
+    };
     let args = &match &given {
         Some(plan) => Args {
             ranks: plan.mesh.ranks(),
-            seq: Some(match args.shrink {
-                true => plan.seq.min(SHRUNK_SEQ).min(positions_max(&description)),
-                false => plan.seq,
-            }),
+            seq: Some(plan.seq),
             gbs: Some(plan.global_batch_size()),
+            small: given.clone().filter(|_| args.shrink),
             ..args.clone()
         },
         None => args.clone(),
@@ -188,28 +201,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
 }
 
-/// Tokens of a sequence under a plan in small, at most. Chosen: a second.
-const SHRUNK_SEQ: usize = 64;
-
-/// The plan in a file; in small where that is asked for, for a model with such calls of layers.
-fn given_plan(args: &Args, path: &PathArg, calls: &[&str]) -> Result<Plan, Failure> {
+/// The plan in a file.
+fn given_plan(path: &PathArg) -> Result<Plan, Failure> {
     let text = failure::read_text(path, "--plan")?;
-    let plan = ir::text::parse_plan(&path.to_string(), &text)?;
-    if !args.shrink {
-        return Ok(plan);
-    }
-    let Shrunk { plan, kept, lost } = shrink(&plan, calls);
-    let listed = |traits: &[Trait]| {
-        let names: Vec<String> = traits.iter().map(Trait::to_string).collect();
-        names.join(", ")
-    };
-    if args.ranks == plan.mesh.ranks() {
-        output::note(&format!("in small {}: {}", plan.mesh, listed(&kept)));
-        if !lost.is_empty() {
-            output::note(&format!("note: not in small: {}", listed(&lost)));
-        }
-    }
-    Ok(plan)
+    Ok(ir::text::parse_plan(&path.to_string(), &text)?)
 }
 
 /// How far the step of the plan in a file is from the one that is expected.
@@ -220,15 +215,12 @@ fn line_of_plan(
     question: &PlanRequest,
     expected: &Computed,
 ) -> Result<Line, Failure> {
-    let calls = Calls::of_entry(&question.module, crate::LOSS)?;
-    let calls: Vec<&str> = calls.calls.iter().map(|call| call.function.as_str()).collect();
-    let mut own = given_plan(args, path, &calls)?;
+    let own = match &args.small {
+        Some(plan) => plan.clone(),
+        None => given_plan(path)?,
+    };
     let (optimizer, clip) = (own.optimizer, own.clip);
     let asked = PlanRequest { ranks: args.ranks, optimizer, clip, ..question.clone() };
-    if args.shrink {
-        own.model.clone_from(&asked.model);
-        own.seq = asked.seq;
-    }
     let plan = check_plan(&path.to_string(), own, &asked)?;
     let name = name_of(&asked.module, crate::LOSS, &plan)?;
     // Gradients are compared, and nothing is updated.

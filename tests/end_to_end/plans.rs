@@ -170,6 +170,21 @@ fn plans_for_clusters_are_verified_in_small() {
         told.contains("in small [pp=2, dp=2, tp=2]: dp, ") && !told.contains("not in"),
         "{told}"
     );
+    // Positions of a sequence as long as their table are no part of it.
+    let asked = "small --cluster h100 --devices 8 --gbs 16 --seq 128 --dtype f32";
+    scratch.answer(&format!("plan {asked} --fix dp=8,zero=3,shard=0 -o full.plan"));
+    scratch.answer("verify small --plan full.plan --shrink");
+    // What is wrong with the whole plan is not shrunk away.
+    let text = std::fs::read_to_string(scratch.0.join("full.plan")).expect("it is written");
+    for (there, wrong, code) in
+        [("zero 3", "zero 3 over 3", "E3301"), ("stages 5", "stages 0", "E3302")]
+    {
+        assert!(text.contains(there), "{text}");
+        scratch.write("wrong.plan", &text.replacen(there, wrong, 1));
+        let refused = scratch.run("verify small --plan wrong.plan --shrink");
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(6) && errors.contains(code), "{errors}");
+    }
     // Whole, it is for another model, and for more ranks than are sensible.
     assert_eq!(scratch.run("verify small --plan x.plan").status.code(), Some(2));
     assert_eq!(scratch.run("verify small --ranks 2 --shrink").status.code(), Some(2));

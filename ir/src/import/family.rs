@@ -301,6 +301,14 @@ impl FamilyModel {
         }
     }
 
+    /// The same with a table of that many learned positions.
+    pub fn with_positions(&self, positions: usize) -> FamilyModel {
+        let mut model = self.clone();
+        model.scope.insert("P".to_owned(), Value::Number(positions as f64));
+        model.learned = model.learned.map(|_| positions);
+        model
+    }
+
     /// A symbol that is true or false; false where there is none.
     pub fn flag(&self, symbol: &str) -> bool {
         self.scope.get(symbol) == Some(&Value::Flag(true))

@@ -18,7 +18,7 @@ const CUTS_MAX: usize = 512;
 const CHUNK_CUTS_MAX: usize = 16;
 /// As [`CUTS_MAX`], where ranks share gradients: what they exchange around each call is known once
 /// a candidate is compiled, which takes a hundred times as long as to time another one. Chosen: all
-/// ways to cut four calls, so that small searches are exhaustive.
+/// ways to cut five calls into two stages; of more, the even and the balanced one.
 const SHARED_CUTS_MAX: usize = 4;
 
 type Bounded = Vec<(Candidate, Bound)>;

@@ -33,7 +33,11 @@ pub(in crate::verbs) fn run(
             "{dtype} is compared with f64 by the interpreter, which does no \
                                 step of this model: it is too large, or draws"
         );
-        return Err(usage("--dtype", headline).help("verify a smaller model, or in f32").into());
+        let help = match args.plan {
+            Some(_) => "write a smaller MODEL, and one without dropout",
+            None => "verify a smaller model, or in f32",
+        };
+        return Err(usage("--dtype", headline).help(help).into());
     };
     let mesh = ir::Mesh::ONE;
     let mut own = compare(mesh, false, &reference.step, one);

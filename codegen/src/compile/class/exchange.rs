@@ -76,10 +76,13 @@ impl Exchanges {
     }
 }
 
-/// The weights that calls read at a moment, and those of which they make gradients, with how often.
-#[derive(Default)]
+/// What a call reads and makes of weights at a moment.
 struct Needs {
+    moment: Moment,
+    /// When gathered parameters are there.
+    span: (usize, usize),
     read: BTreeSet<usize>,
+    /// The weights of which it makes gradients, with how often.
     made: BTreeMap<usize, usize>,
 }
 
@@ -100,14 +103,14 @@ impl Class<'_> {
                 let entry = self.chunks[chunk].first + call;
                 // The backward pass of the last call follows its forward pass.
                 let stays = is_alone && call + 1 == self.chunks[chunk].own.len();
-                for (moment, span, needs) in self.needs(&self.chunks[chunk], call) {
+                for needs in self.needs(&self.chunks[chunk], call) {
                     for at in of_call.get(&entry).into_iter().flatten() {
                         let unit = (*at, &units[*at]);
-                        let is_there = stays && self.keep_gathered(unit.1, moment, &needs);
+                        let is_there = stays && self.keep_gathered(unit.1, &needs);
                         if !is_there {
-                            self.allocate_gathered(unit, (moment, span), &needs, &mut placed);
+                            self.allocate_gathered(unit, &needs, &mut placed);
                         }
-                        self.allocate_terms(unit, moment, &needs);
+                        self.allocate_terms(unit, &needs);
                     }
                 }
             }
@@ -115,9 +118,8 @@ impl Class<'_> {
         self.store.units = units;
     }
 
-    /// What a call reads and makes of weights: forward, backward, and late. Each with its moment
-    /// and when gathered parameters are there.
-    fn needs(&self, chunk: &Chunk<'_>, call: usize) -> [(Moment, (usize, usize), Needs); 3] {
+    /// What a call reads and makes of weights: forward, backward, and late.
+    fn needs(&self, chunk: &Chunk<'_>, call: usize) -> [Needs; 3] {
         let (own, layer) = (&chunk.own[call], chunk.layer(call));
         let weight = |param: usize| match own.operands.get(param) {
             Some(Operand::Weight(weight)) => Some(*weight),
@@ -147,27 +149,32 @@ impl Class<'_> {
         let ahead =
             |at: usize, is_first: bool| (at - usize::from(!is_first && self.gathers_ahead), at);
         let last = call + 1 == chunk.own.len();
-        let backward = Needs { read: read(&layer.halves.backward_params), made: made(false) };
+        let [at_forward, at_backward] = moments;
         [
-            (
-                (moments[0], false),
-                ahead(moments[0], call == 0),
-                Needs {
-                    read: forward.filter_map(|at| weight(*at)).collect(),
-                    made: BTreeMap::new(),
-                },
-            ),
-            ((moments[1], false), ahead(moments[1], last), backward),
-            (
-                (moments[1], true),
-                (moments[1], moments[1]),
-                Needs { read: read(late), made: made(true) },
-            ),
+            Needs {
+                moment: (at_forward, false),
+                span: ahead(at_forward, call == 0),
+                read: forward.filter_map(|at| weight(*at)).collect(),
+                made: BTreeMap::new(),
+            },
+            Needs {
+                moment: (at_backward, false),
+                span: ahead(at_backward, last),
+                read: read(&layer.halves.backward_params),
+                made: made(false),
+            },
+            Needs {
+                moment: (at_backward, true),
+                span: (at_backward, at_backward),
+                read: read(late),
+                made: made(true),
+            },
         ]
     }
 
     /// Keeps the parameters of a unit that were gathered for the moment before; whether they were.
-    fn keep_gathered(&mut self, unit: &Unit, moment: Moment, needs: &Needs) -> bool {
+    fn keep_gathered(&mut self, unit: &Unit, needs: &Needs) -> bool {
+        let moment = needs.moment;
         let before = (moment.0 - 1, false);
         let weights = self.store.weights_of(unit);
         if !weights.iter().any(|weight| needs.read.contains(weight)) {
@@ -186,10 +193,10 @@ impl Class<'_> {
     fn allocate_gathered(
         &mut self,
         (at, unit): (usize, &Unit),
-        (moment, span): (Moment, (usize, usize)),
         needs: &Needs,
         placed: &mut BTreeSet<usize>,
     ) {
+        let Needs { moment, span, .. } = *needs;
         let Some(source) = unit.source else { return };
         let weights = self.store.weights_of(unit);
         if !weights.iter().any(|weight| needs.read.contains(weight)) {
@@ -229,7 +236,8 @@ impl Class<'_> {
     }
 
     /// Room for the gradients of a unit that a call makes, and what adds them up.
-    fn allocate_terms(&mut self, (at, unit): (usize, &Unit), moment: Moment, needs: &Needs) {
+    fn allocate_terms(&mut self, (at, unit): (usize, &Unit), needs: &Needs) {
+        let moment = needs.moment;
         let Some(bucket) = unit.bucket.map(|at| self.store.buckets[at].clone()) else { return };
         let weights = self.store.weights_of(unit);
         let made: Vec<usize> = weights.iter().filter_map(|w| needs.made.get(w)).copied().collect();
