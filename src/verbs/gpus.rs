@@ -534,6 +534,12 @@ fn whole_plan(
     chosen: &Chosen,
     held: &Result<Held, NotYet>,
 ) -> Result<String, Failure> {
+    if asked.lora.is_some() {
+        let headline = "plan files decide about models without adapters".to_owned();
+        return Err(usage("--lora", headline)
+            .help("leave out -o and --plan: the answer stands")
+            .into());
+    }
     let Estimate { step_time_s, step_time_low_s, step_time_high_s, memory, .. } = chosen.estimate;
     let mut numbers = vec![
         ("step_time_s", step_time_s, "fitted"),

@@ -19,7 +19,7 @@ use std::ops::Range;
 use clap::builder::ArgPredicate;
 use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
-use ir::import::{Init, Model, Options, Weight};
+use ir::import::{Description, Init, Model, Options, Weight};
 use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
 use ir::precision::Products;
@@ -123,18 +123,7 @@ type Refused = (Mesh, Vec<Diagnostic>);
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = crate::resolve(&args.model)?.description;
-    let (given, description) = match &args.plan {
-        Some(path) if args.shrink => {
-            let Small { description, plan } = small::of(path, &description, args.document_mask)?;
-            (Some(plan), description)
-        }
-        Some(path) => (Some(given_plan(path)?), description),
-        None if args.shrink => {
-            let headline = "there is no plan to shrink".to_owned();
-            return Err(usage("--shrink", headline).help("write `--plan FILE` too").into());
-        }
-        None => (None, description),
-    };
+    let (given, description) = given(args, description)?;
     let args = &match &given {
         Some(plan) => Args {
             ranks: plan.mesh.ranks(),
@@ -199,6 +188,22 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
     finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
+}
+
+/// The plan that is compared, where there is one, and the model on which it is.
+fn given(args: &Args, description: Description) -> Result<(Option<Plan>, Description), Failure> {
+    match &args.plan {
+        Some(path) if args.shrink => {
+            let Small { description, plan } = small::of(path, &description, args.document_mask)?;
+            Ok((Some(plan), description))
+        }
+        Some(path) => Ok((Some(given_plan(path)?), description)),
+        None if args.shrink => {
+            let headline = "there is no plan to shrink".to_owned();
+            Err(usage("--shrink", headline).help("write `--plan FILE` too").into())
+        }
+        None => Ok((None, description)),
+    }
 }
 
 /// The plan in a file.
