@@ -223,7 +223,7 @@ fn pieces_are_resumed_under_another_plan() {
     scratch.write("tiny/config.json", TINY);
     scratch.write("text/a.txt", &text());
     let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --lr 0.01";
-    let on = "--val-every 0 --save-every 4 --ranks 4 --fix dp=4,zero=1 --steps 4";
+    let on = "--val-every 0 --save-every 4 --ranks 4 --fix dp=4,zero=3 --steps 4";
     scratch.answer(&format!("train tiny {flags} {on} --out run"));
     let folder = scratch.0.join("run/checkpoints/step-4");
     assert!(folder.join("rank-3.safetensors").exists(), "each rank writes its pieces");
