@@ -235,6 +235,11 @@ impl Store {
         unit.members.iter().map(|member| self.weights[member.weight].weight).collect()
     }
 
+    /// The unit of a bucket; none where ranks hold whole gradients.
+    pub(crate) fn unit_of(&self, bucket: &Bucket) -> Option<&Unit> {
+        self.units.iter().find(|unit| unit.params == bucket.params)
+    }
+
     /// The elements of all weights in a unit, without what pads them.
     pub(crate) fn elements_of(&self, unit: &Unit) -> usize {
         let elements = |member: &Member| -> usize {

@@ -58,7 +58,7 @@ impl Stages<'_> {
         }
     }
 
-    /// Counts the copies of all blocks, of which so many share a tile of the operand.
+    /// Counts the copies of all blocks; `readers` of them read the same tile of the operand.
     fn count(&self, readers: u64, slices: &[[usize; 2]], batches: usize) -> Option<Accesses> {
         let mut blocks = Blocks::new();
         for batch in 0..batches {

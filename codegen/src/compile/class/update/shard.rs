@@ -51,7 +51,7 @@ fn summed(class: &mut Class<'_>, bucket: Bucket, steps: &mut Vec<Step>) -> Piece
     if bucket.region.is_partial {
         all_reduce(class, grads, types, Group::Axis(Axis::Tp), steps);
     }
-    let unit = class.store.units.iter().find(|unit| unit.params == bucket.params);
+    let unit = class.store.unit_of(&bucket);
     let stages = unit.map_or_else(Vec::new, |unit| unit.stages.clone());
     if stages.len() > 1 {
         all_reduce(class, grads, types, Group::Stages(stages), steps);
@@ -77,8 +77,7 @@ pub(super) fn update(
 ) -> Result<(), String> {
     for Piece { bucket, grads } in pieces {
         let is_rounded = class.plan.precision.master.is_some();
-        let source = class.store.units.iter().find(|unit| unit.params == bucket.params);
-        let source = source.and_then(|unit| unit.source);
+        let source = class.store.unit_of(bucket).and_then(|unit| unit.source);
         let rounded = match source {
             Some(source) => is_rounded.then_some(source),
             None => is_rounded.then(|| transient(class, bucket, ShardRole::Rounded)),
