@@ -149,6 +149,10 @@ fn the_closed_form_is_near_the_programs() {
             // Interleaved stages keep so much that no other part hides an error.
             let is_near = (0.88..1.25).contains(&(expected / found));
             assert!(is_near || !layout.contains("vpp"), "{model} {layout}: {expected} of {found}");
+            // What calls hold of shared weights is most of it where little is kept.
+            let is_near = (0.75..1.25).contains(&(expected / found));
+            let is_shared = layout.contains("zero=2") || layout.contains("zero=3");
+            assert!(is_near || !is_shared, "{model} {layout}: {expected} of {found}");
             compared.push(both);
         }
     }
