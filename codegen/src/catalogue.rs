@@ -137,6 +137,7 @@ fn product(
         stored: StoredTypes { a: operands[0].dtype, b: operands[1].dtype, c: result.dtype },
         operands: einsum.operands,
         borders: Vec::new(),
+        scales: None,
         tiling: Tiling::default(),
     };
     for letter in &einsum.result {

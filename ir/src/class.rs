@@ -59,7 +59,7 @@ impl Op {
                 Class::Elementwise
             }
             Op::Cumulative { .. } | Op::Sort { .. } | Op::TopK { .. } => Class::Scan,
-            Op::Contract(_) | Op::Conv(_) => Class::Product,
+            Op::Contract(_) | Op::ScaledContract { .. } | Op::Conv(_) => Class::Product,
             Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => Class::Reduction,
             Op::Reshape { .. }
             | Op::Transpose { .. }
@@ -98,6 +98,7 @@ impl Op {
             | Op::Select
             | Op::Cast { .. }
             | Op::Contract(_)
+            | Op::ScaledContract { .. }
             | Op::Conv(_)
             | Op::Reduce { .. }
             | Op::Prod { .. }

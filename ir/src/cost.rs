@@ -70,7 +70,9 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
             computed(count(results[0]), operands, results)
         }
-        Op::Contract(einsum) => contract(einsum, operands, results),
+        Op::Contract(einsum) | Op::ScaledContract { einsum, .. } => {
+            contract(einsum, operands, results)
+        }
         Op::Conv(_) => conv(operands, results),
         Op::Reduce { .. }
         | Op::Prod { .. }

@@ -167,6 +167,9 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Select => elementwise::select(x(0), x(1), x(2)),
         Op::Cast { dtype } => cast(*dtype, x(0)),
         Op::Contract(einsum) => sum::contract(einsum, x(0), x(1)),
+        Op::ScaledContract { einsum, runs_first } => {
+            sum::scaled_contract(einsum, *runs_first, [0, 1, 2, 3].map(x))
+        }
         Op::Conv(c) => conv::conv(c, x(0), x(1)),
         Op::Reduce { combiner, dims } => sum::reduce(*combiner, dims, x(0)),
         Op::Prod { dims } => sum::prod(dims, x(0)),

@@ -51,7 +51,7 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::Constant { .. } => made_factors(result, |_| None),
         Op::Iota { dim, .. } => made_factors(result, |d| (d == *dim).then_some(Offset::Start)),
         Op::Random { .. } => random_factors(result),
-        Op::FoldKey { .. } | Op::Collective { .. } => Vec::new(),
+        Op::FoldKey { .. } | Op::Collective { .. } | Op::ScaledContract { .. } => Vec::new(),
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
             elementwise_factors(operands.len(), result)
         }
@@ -188,7 +188,7 @@ pub fn term_ways(op: &Op, operands: usize) -> Vec<Vec<bool>> {
         return vec![(0..operands).map(|at| is_term(op, at)).collect()];
     }
     let alone = |at: usize| (0..operands).map(|operand| operand == at).collect();
-    if matches!(op.class(), Class::Product) || matches!(op, Op::Binary(Binary::Mul)) {
+    if matches!(op, Op::Contract(_) | Op::Conv(_) | Op::Binary(Binary::Mul)) {
         (0..operands).map(alone).collect()
     } else if matches!(op, Op::Binary(Binary::Div)) {
         vec![alone(0)]

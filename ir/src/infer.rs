@@ -54,6 +54,7 @@ pub fn infer(
         Op::Select => select_type(operands[0], operands[1], operands[2]),
         Op::Cast { dtype } => Ok(operands[0].with_dtype(*dtype)),
         Op::Contract(einsum) => contract_type(einsum, operands[0], operands[1]),
+        Op::ScaledContract { einsum, runs_first } => scaled_type(einsum, *runs_first, operands),
         Op::Conv(c) => conv_type(c, operands[0], operands[1]),
         Op::Reduce { dims, .. } => reduce_type("reduce", dims, operands[0]),
         Op::Prod { dims } => prod_type(dims, operands[0]),
@@ -94,6 +95,7 @@ pub fn name(op: &Op) -> &'static str {
         Op::Select => "select",
         Op::Cast { .. } => "cast",
         Op::Contract(_) => "contract",
+        Op::ScaledContract { .. } => "scaled_contract",
         Op::Conv(_) => "conv",
         Op::Reduce { .. } => "reduce",
         Op::Prod { .. } => "prod",
@@ -155,6 +157,7 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::ScatterAdd { .. }
         | Op::DynamicSlice { .. } => Some(2),
         Op::Select | Op::Scatter { .. } | Op::DynamicUpdateSlice { .. } => Some(3),
+        Op::ScaledContract { .. } => Some(4),
         Op::Concat { .. } | Op::Call { .. } => None,
     }
 }
@@ -225,8 +228,22 @@ fn select_type(c: &TensorType, a: &TensorType, b: &TensorType) -> Inferred {
 fn contract_type(e: &Einsum, a: &TensorType, b: &TensorType) -> Inferred {
     let same = a.dtype == b.dtype && a.dtype.is_float();
     require("contract", 1, same, || format!("a is {a}, b is {b}"))?;
+    let dims = contracted_dims(("contract", [2, 3]), e, a, b)?;
+    let reads = e.operands == Operands::Exact || a.dtype == DType::F32;
+    require("contract", 4, reads, || format!("operands=tf32 of {a}"))?;
+    let dtype = if e.is_wide { a.dtype.accumulation() } else { a.dtype };
+    Ok(TensorType::new(dtype, dims))
+}
+
+/// The dims of the result of a contraction; constraints are of sizes, and of letters.
+fn contracted_dims(
+    (op, [of_sizes, of_letters]): (&'static str, [u8; 2]),
+    e: &Einsum,
+    a: &TensorType,
+    b: &TensorType,
+) -> Result<Vec<Dim>, OpError> {
     let ndims = e.a.len() == a.ndim() && e.b.len() == b.ndim();
-    require("contract", 2, ndims, || format!("`{e}` for {a} and {b}"))?;
+    require(op, of_sizes, ndims, || format!("`{e}` for {a} and {b}"))?;
     let size = |letter: char| {
         let in_a = e.a.iter().position(|c| *c == letter).map(|at| &a.dims[at]);
         let in_b = e.b.iter().position(|c| *c == letter).map(|at| &b.dims[at]);
@@ -234,14 +251,46 @@ fn contract_type(e: &Einsum, a: &TensorType, b: &TensorType) -> Inferred {
     };
     for letter in e.letters() {
         if let (Some(x), Some(y)) = size(letter) {
-            require("contract", 2, x == y, || format!("factor `{letter}` is {x} in a, {y} in b"))?;
+            let both = || format!("factor `{letter}` is {x} in a, {y} in b");
+            require(op, of_sizes, x == y, both)?;
         }
     }
-    require("contract", 3, factors_are_simple(e), || format!("`{e}`"))?;
-    let reads = e.operands == Operands::Exact || a.dtype == DType::F32;
-    require("contract", 4, reads, || format!("operands=tf32 of {a}"))?;
-    let dims = e.result.iter().filter_map(|c| size(*c).0.or(size(*c).1).cloned());
-    let dtype = if e.is_wide { a.dtype.accumulation() } else { a.dtype };
+    require(op, of_letters, factors_are_simple(e), || format!("`{e}`"))?;
+    Ok(e.result.iter().filter_map(|c| size(*c).0.or(size(*c).1).cloned()).collect())
+}
+
+/// Points of a run of a scaled contraction, and rows of a block of scales.
+pub const RUN: usize = 128;
+
+fn scaled_type(e: &Einsum, runs_first: [bool; 2], operands: &[&TensorType]) -> Inferred {
+    let op = "scaled_contract";
+    let [a, b, scales_a, scales_b] = operands[..] else { unreachable!("it has four operands") };
+    let codes = |ty: &TensorType| matches!(ty.dtype, DType::F8E4M3 | DType::F8E5M2);
+    let typed = codes(a) && codes(b) && [scales_a, scales_b].iter().all(|u| u.dtype == DType::F32);
+    let all = || format!("a is {a}, b is {b}, their scales are {scales_a} and {scales_b}");
+    require(op, 1, typed, all)?;
+    let dims = contracted_dims((op, [2, 2]), e, a, b)?;
+    let is_batch = |c: &char| e.a.contains(c) && e.b.contains(c);
+    let plain = e.operands == Operands::Exact && !e.result.iter().any(is_batch);
+    require(op, 2, plain, || format!("`{e}`"))?;
+    let sides = [(&e.a, a, scales_a, runs_first[0]), (&e.b, b, scales_b, runs_first[1])];
+    for (letters, ty, scales, runs_first) in sides {
+        let sizes = ty.sizes().zip(scales.sizes());
+        require(op, 3, sizes.is_some(), all)?;
+        let (sizes, mut scales) = sizes.unwrap_or_default();
+        let points = |summed: bool| -> usize {
+            let of_side = letters.iter().zip(&sizes).filter(|(c, _)| is_batch(c) == summed);
+            of_side.map(|(_, size)| size).product()
+        };
+        require(op, 3, points(true).is_multiple_of(RUN), all)?;
+        let last = scales.len().min(1);
+        scales.rotate_left(if runs_first { last } else { 0 });
+        let of_rows = [points(false), points(false).div_ceil(RUN)];
+        let fits =
+            scales.len() == 2 && of_rows.contains(&scales[0]) && scales[1] == points(true) / RUN;
+        require(op, 4, fits, all)?;
+    }
+    let dtype = if e.is_wide { DType::F32 } else { DType::BF16 };
     Ok(TensorType::new(dtype, dims))
 }
 

@@ -31,8 +31,8 @@ struct Site<'s> {
 /// Calls are not for this table: see [`crate::autodiff`].
 ///
 /// # Errors
-/// `E1012` for an op whose gradient cannot be written: a collective, a concatenation along a dim
-/// of symbolic size.
+/// `E1012` for an op whose gradient cannot be written: a collective, a contraction of codes, a
+/// concatenation along a dim of symbolic size.
 pub fn vjp(
     b: &mut Builder,
     node: &Node,
@@ -71,7 +71,9 @@ pub fn vjp(
         Op::Scatter { dim, start } => scatter(b, s, *dim, *start),
         Op::DynamicUpdateSlice { dim } => dynamic_update_slice(b, s, *dim),
         Op::DynamicSlice { dim, .. } => vec![Some(dynamic_slice(b, s, *dim)), None],
-        Op::Call { .. } | Op::Collective { .. } => return Err(no_gradient(b, node, "")),
+        Op::Call { .. } | Op::Collective { .. } | Op::ScaledContract { .. } => {
+            return Err(no_gradient(b, node, ""));
+        }
     })
 }
 

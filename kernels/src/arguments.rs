@@ -4,7 +4,7 @@ use ir::DType;
 
 use crate::kernel::{
     Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, ProductPart, Products, Rope,
-    Source, Window,
+    Scales, Source, Window,
 };
 use crate::rows::{Access, Instr, Output, Rows};
 
@@ -173,10 +173,16 @@ fn product_inputs(p: &Product) -> Vec<Argument> {
     let b =
         batch_b.chain(p.n.iter().map(|l| (l.size, l.b))).chain(p.k.iter().map(|l| (l.size, l.b)));
     let b = b.chain(p.borders.iter().map(|border| (border.size, border.step)));
-    vec![
+    let mut inputs = vec![
         Argument { dtype: p.stored.a, len: extent(a) },
         Argument { dtype: p.stored.b, len: extent(b) },
-    ]
+    ];
+    let [_, m, n, k] = p.sizes();
+    for (of, side) in p.scales.iter().flatten().zip([m, n]) {
+        let loops = [(side.div_ceil(of.block.max(1)), of.of_block), (k / Scales::RUN, of.of_run)];
+        inputs.push(Argument { dtype: DType::F32, len: extent(loops.into_iter()) });
+    }
+    inputs
 }
 
 /// Each operand is as long as the product that reaches furthest in it wants, and of the type that
@@ -198,7 +204,7 @@ pub(crate) fn part_inputs(part: &ProductPart) -> Vec<(usize, Argument)> {
     let result = product_output(product);
     let bias = Argument { len: product.sizes()[2], ..result };
     let mut operands: Vec<(usize, Argument)> =
-        [part.a, part.b].into_iter().zip(product_inputs(product)).collect();
+        part.factors().zip(product_inputs(product)).collect();
     operands.extend(part.bias.map(|at| (at, bias)));
     operands.extend(part.addend.map(|at| (at, result)));
     operands.extend(part.then.iter().flat_map(|then| {

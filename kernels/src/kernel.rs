@@ -20,7 +20,7 @@ use crate::units::Flops;
 /// One launch. The comment of each variant lists its inputs and outputs in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Kernel {
-    /// `a b -> c`: batched matrix product.
+    /// `a b [scales_a scales_b] -> c`: batched matrix product; scales are there where it has some.
     Product(Product),
     /// As the description lists them: fused elementwise operations and reductions.
     Rows(Rows),
@@ -142,6 +142,11 @@ impl StoredTypes {
 /// as the numbers of F32 that they are, and rounds its result to BF16 or F16 once, when the sum
 /// over all of `k` is complete. The result of one that accumulates is not narrow.
 ///
+/// **Scales**: a product of codes of F8E4M3 and F8E5M2 may have scales for both operands, F32. Each
+/// [`Scales::RUN`] points of `k`, in its flat order, are a run; the sum of a run is multiplied by
+/// the scales of its row and of its column before it is added to others. It has no batch and no
+/// borders, and whole runs. CPUs read the numbers that codes and scales are.
+///
 /// **Integers**: a product that is summed in I32 reads elements of I8, and of I32 the low 16 bits
 /// as signed numbers. Sums wrap, so that all instructions, threads and cuts give the same bits. It
 /// is a launch of its own, on CPUs.
@@ -171,9 +176,29 @@ pub struct Product {
     /// Dims of `b` with zeros around them.
     #[serde(default)]
     pub borders: Vec<Border>,
+    /// Where the scales of both operands lie.
+    #[serde(default)]
+    pub scales: Option<[Scales; 2]>,
     /// How tensor cores compute it.
     #[serde(default)]
     pub tiling: Tiling,
+}
+
+/// Scales of an operand: what a code of one is worth, for each run of `k` and each block of rows of
+/// `a` or of columns of `b`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scales {
+    /// Points of `m` or of `n`, in flat order, that share one.
+    pub block: usize,
+    /// From one block to the next.
+    pub of_block: usize,
+    /// From one run to the next.
+    pub of_run: usize,
+}
+
+impl Scales {
+    /// Points of `k` of a run.
+    pub const RUN: usize = 128;
 }
 
 /// How tensor cores compute a product, chosen from sizes that are not sharded
@@ -250,6 +275,7 @@ impl Product {
             stored: StoredTypes::all(dtype),
             operands: Operands::Exact,
             borders: Vec::new(),
+            scales: None,
             tiling: Tiling::default(),
         }
     }
@@ -290,6 +316,9 @@ pub struct ProductPart {
     pub a: usize,
     /// The number of the operand that is `b`.
     pub b: usize,
+    /// The numbers of the operands that are scales, where the product has some.
+    #[serde(default)]
+    pub scales: Option<[usize; 2]>,
     /// The number of the operand that is added to each row of the result: one element for each
     /// point of `n`, in order.
     pub bias: Option<usize>,
@@ -328,7 +357,21 @@ pub enum Source {
 impl ProductPart {
     /// A product to which nothing is added.
     pub fn of(a: usize, b: usize, product: Product) -> ProductPart {
-        ProductPart { a, b, bias: None, addend: None, product, then: None, in_place: false }
+        ProductPart {
+            a,
+            b,
+            scales: None,
+            bias: None,
+            addend: None,
+            product,
+            then: None,
+            in_place: false,
+        }
+    }
+
+    /// The numbers of what its product reads, in the order of [`Kernel::Product`].
+    pub fn factors(&self) -> impl Iterator<Item = usize> {
+        [self.a, self.b].into_iter().chain(self.scales.into_iter().flatten())
     }
 
     /// The numbers of all its operands.
@@ -338,7 +381,7 @@ impl ProductPart {
             Source::Operand(at) => Some(*at),
             Source::Result(_) => None,
         });
-        [Some(self.a), Some(self.b), self.bias, self.addend].into_iter().flatten().chain(read)
+        self.factors().chain(self.bias).chain(self.addend).chain(read)
     }
 
     /// The outputs of its program that lie beside the result.
@@ -779,6 +822,7 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
     let StoredTypes { a, b, c } = p.stored;
     if [a, b] == [c, c] { write!(f, "{c}") } else { write!(f, "{a}*{b}->{c}") }?;
     f.write_str(if p.operands == Operands::Tf32 { " by tf32" } else { "" })?;
+    f.write_str(if p.scales.is_some() { " with scales" } else { "" })?;
     f.write_str(if p.accumulate { " accumulating" } else { "" })?;
     write!(f, "{}", p.tiling)
 }

@@ -46,7 +46,7 @@ pub mod cuda;
 pub use border::Border;
 pub use kernel::{
     Attention, Copy, CopyLoop, Dropout, Family, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC,
-    LoopAC, LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source,
+    LoopAC, LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Scales, Source,
     StoredTypes, Tiling, Window,
 };
 pub use offset::Offset;

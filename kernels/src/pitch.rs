@@ -46,7 +46,8 @@ pub fn with_pitch(kernel: &Kernel, argument: usize, pitch: Pitch) -> Option<Kern
     let mut kernel = kernel.clone();
     let inputs = kernel.inputs().len();
     match &mut kernel {
-        Kernel::Product(p) => of_product(p, argument, pitch)?,
+        Kernel::Product(_) if (2..inputs).contains(&argument) => return None,
+        Kernel::Product(p) => of_product(p, argument.min(2), pitch)?,
         Kernel::Products(p) if argument < inputs => of_operand(p, argument, pitch)?,
         Kernel::Products(p) => of_result(p, argument - inputs, pitch)?,
         Kernel::Rows(r) => match argument.checked_sub(inputs) {
@@ -97,7 +98,8 @@ fn of_product(p: &mut Product, argument: usize, pitch: Pitch) -> Option<()> {
 /// Of an operand, wherever it is read. What is added to a result lies as that does.
 fn of_operand(p: &mut Products, operand: usize, pitch: Pitch) -> Option<()> {
     for part in &mut p.parts {
-        if part.bias == Some(operand) || part.addend == Some(operand) {
+        let is_scales = part.scales.is_some_and(|scales| scales.contains(&operand));
+        if is_scales || part.bias == Some(operand) || part.addend == Some(operand) {
             return None;
         }
         for (at, read) in [part.a, part.b].into_iter().enumerate() {

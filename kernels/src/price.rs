@@ -1,9 +1,10 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
-use ir::Target;
+use ir::{DType, Target};
 
 use crate::kernel::{
-    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Source, Window,
+    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Scales, Source,
+    Window,
 };
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
@@ -107,7 +108,18 @@ fn product_elements(p: &Product) -> [u64; 3] {
 
 fn product_bytes(p: &Product) -> Bytes {
     let [a, b, c] = product_elements(p);
-    Bytes(a * p.stored.a.size() + b * p.stored.b.size() + c * p.stored.c.size())
+    let scales: u64 = scales_bytes(p).into_iter().flatten().sum();
+    Bytes(a * p.stored.a.size() + b * p.stored.b.size() + c * p.stored.c.size() + scales)
+}
+
+/// Of the scales of both operands, where a product has some.
+fn scales_bytes(p: &Product) -> Option<[u64; 2]> {
+    let [_, m, n, k] = p.sizes();
+    let of = |scales: Scales, side: usize| {
+        let count = side.div_ceil(scales.block) * (k / Scales::RUN);
+        count as u64 * DType::F32.size()
+    };
+    p.scales.map(|[a, b]| [of(a, m), of(b, n)])
 }
 
 /// An operand of several products is read once: as much of it as the one that reads most does.
@@ -131,7 +143,9 @@ fn products_bytes(p: &Products) -> Bytes {
                 Source::Result(_) => None,
             })
         });
-        let factors = [(part.a, a * stored.a.size()), (part.b, b * stored.b.size())].into_iter();
+        let scales = scales_bytes(&part.product).into_iter().flatten();
+        let factors = [a * stored.a.size(), b * stored.b.size()].into_iter().chain(scales);
+        let factors = part.factors().zip(factors);
         for (at, bytes) in factors.chain(bias).chain(addend).chain(then) {
             if let Some(most) = read.get_mut(at) {
                 *most = bytes.max(*most);

@@ -11,7 +11,7 @@ use crate::arguments::{Argument, part_inputs, products_inputs};
 use crate::border::Border;
 use crate::kernel::{
     Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
-    Products, Rope, Source, StoredTypes, Window,
+    Products, Rope, Scales, Source, StoredTypes, Window,
 };
 use crate::offset::Offset;
 use crate::rows::{Access, Digit, Draw, Instr, Output, RowInput, Rows};
@@ -144,6 +144,7 @@ fn product(p: &Product) -> Verdict {
     let mut c = batch(|l| l.c);
     c.extend(p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c))));
     p.borders.iter().try_for_each(|at| border(p, at))?;
+    scales(p)?;
     let k = p.k.iter().try_fold(1_usize, |n, l| n.checked_mul(l.size)).filter(|k| *k <= LIMIT);
     let is_split = |k| p.tiling.split > 0 && p.tiling.without_empty(k) == p.tiling;
     require(k.is_some_and(is_split), "a slice of its sums is empty")?;
@@ -154,6 +155,22 @@ fn product(p: &Product) -> Verdict {
     nest(&a, 0)?;
     nest(&b, 0)?;
     injective(&c, 0)
+}
+
+/// Scales of codes, of a product of two matrices in whole runs.
+fn scales(p: &Product) -> Verdict {
+    let Some(scales) = p.scales else { return Ok(()) };
+    let StoredTypes { a, b, .. } = p.stored;
+    let are_codes = [a, b].iter().all(|of| matches!(of, DType::F8E4M3 | DType::F8E5M2));
+    require(are_codes, "it has scales of what are no codes")?;
+    require(p.batch.is_empty() && p.borders.is_empty(), "scales are of what is no matrix")?;
+    let [_, m, n, k] = p.sizes();
+    require(k.is_multiple_of(Scales::RUN), "a run of sums is not whole")?;
+    for (Scales { block, of_block, of_run }, side) in scales.into_iter().zip([m, n]) {
+        require(block > 0, "a block of scales is empty")?;
+        nest(&[(side.div_ceil(block), of_block), (k / Scales::RUN, of_run)], 0)?;
+    }
+    Ok(())
 }
 
 /// A border of loops that are there and read nothing else.
@@ -179,6 +196,8 @@ fn products(p: &Products) -> Verdict {
             "it reads an operand that it does not have",
         )?;
         require(part.product.dtype == p.dtype(), "its products are of several types")?;
+        let is_scaled = part.scales.is_some() == part.product.scales.is_some();
+        require(is_scaled, "it has scales that its product does not read, or lacks some")?;
         computes(p.dtype())?;
         product(&part.product)?;
     }

@@ -115,11 +115,11 @@ fn read(kernel: &Kernel, at: usize, argument: &Argument) -> Vec<Range<usize>> {
     }
 }
 
-/// The elements of `a` or of `b`, by number. Borders leave out some of what loops reach.
+/// The elements of `a`, of `b` or of scales, by number. Borders leave out some of what loops reach.
 fn factor(p: &Product, at: usize) -> Vec<Range<usize>> {
-    if at == 1 && !p.borders.is_empty() {
+    if at > 1 || at == 1 && !p.borders.is_empty() {
         let inputs = Kernel::Product(p.clone()).inputs();
-        return std::iter::once(0..inputs[1].len).collect();
+        return std::iter::once(0..inputs[at].len).collect();
     }
     let strides = |a: usize, b: usize| if at == 0 { a } else { b };
     let mut loops: Vec<(usize, usize)> =
@@ -136,7 +136,7 @@ fn factor(p: &Product, at: usize) -> Vec<Range<usize>> {
 fn of_part(part: &ProductPart, operand: usize) -> Vec<Range<usize>> {
     let p = &part.product;
     let mut all = Vec::new();
-    for (at, number) in [part.a, part.b].into_iter().enumerate() {
+    for (at, number) in part.factors().enumerate() {
         if number == operand {
             all.extend(factor(p, at));
         }

@@ -184,6 +184,7 @@ impl Lower<'_> {
             stored: StoredTypes { a: self.ty(w).dtype, ..StoredTypes::all(self.ty(x).dtype) },
             operands: Operands::Exact,
             borders,
+            scales: None,
             tiling: Tiling::default(),
         };
         Ok((product, [self.home(w), self.home(x)]))

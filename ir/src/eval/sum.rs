@@ -5,6 +5,7 @@ use std::ops::{Add, Mul};
 use super::elementwise::larger;
 use crate::DType;
 use crate::formats::tf32;
+use crate::infer::RUN;
 use crate::op::{Combiner, Einsum, Operands};
 use crate::tensor::{Data, Tensor, places, strides, wrap};
 
@@ -45,6 +46,40 @@ pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
     let product = Tensor::new(dtype, &dims, data);
     let dims: Vec<usize> = result.iter().map(size).collect();
     Tensor::new(dtype, &dims, permuted(&letters, &[result], &product))
+}
+
+/// Sums products of codes, which are worth what their scales say.
+pub(super) fn scaled_contract(
+    einsum: &Einsum,
+    runs_first: [bool; 2],
+    [a, b, scales_a, scales_b]: [&Tensor; 4],
+) -> Tensor {
+    let is_summed = |c: &char| einsum.a.contains(c) && einsum.b.contains(c);
+    // The order of runs is that of `a`.
+    let summed: Vec<char> = einsum.a.iter().copied().filter(is_summed).collect();
+    let worth = |letters: &[char], x: &Tensor, scales: &Tensor, runs_first: bool| {
+        let kept: Vec<char> = letters.iter().copied().filter(|c| !is_summed(c)).collect();
+        let size = |c: &char| letters.iter().position(|l| l == c).map_or(1, |at| x.dims[at]);
+        let k = summed.iter().map(size).product::<usize>().max(1);
+        let steps = if runs_first { [1, scales.dims[1]] } else { [scales.dims[1], 1] };
+        let blocks = scales.dims[usize::from(runs_first)];
+        let block = if blocks * k == x.count() { 1 } else { RUN };
+        let worths = scales.to_f64();
+        let number = |(at, code): (usize, f64)| {
+            let (row, run) = (at / k / block, at % k / RUN);
+            code * worths[row * steps[0] + run * steps[1]]
+        };
+        let codes = permuted(letters, &[&kept, &summed], x).to_f64();
+        let numbers = codes.into_iter().enumerate().map(number).collect();
+        let dims: Vec<usize> = kept.iter().chain(&summed).map(size).collect();
+        (Tensor::from_f64(DType::F32, &dims, numbers), [kept, summed.clone()].concat())
+    };
+    let (x, of_a) = worth(&einsum.a, a, scales_a, runs_first[0]);
+    let (y, of_b) = worth(&einsum.b, b, scales_b, runs_first[1]);
+    let plain = Einsum::new(of_a, of_b, einsum.result.clone());
+    let Tensor { dims, data, .. } = contract(&plain, &x, &y);
+    let dtype = if einsum.is_wide { DType::F32 } else { DType::BF16 };
+    Tensor::new(dtype, &dims, data)
 }
 
 /// Numbers of F32 as products of TF32 read them.

@@ -2,6 +2,7 @@
 
 use super::attrs::{Attr, Attrs};
 use crate::dim::Dim;
+use crate::dtype::DType;
 use crate::op::{
     Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Operands, Unary, Windows,
 };
@@ -47,6 +48,13 @@ pub(super) fn build_op(
                 None => Operands::Exact,
             };
             Op::Contract(Einsum { is_wide, operands, ..Einsum::parse(bare_word()?)? })
+        }
+        "scaled_contract" => {
+            let is_wide = declared?.dtype == DType::F32;
+            let numbers = attrs.dims("runs_first", 2, pack).unwrap_or_default();
+            let einsum = Einsum { is_wide, ..Einsum::parse(bare_word()?)? };
+            let runs_first = [0, 1].map(|operand| numbers.contains(&operand));
+            Op::ScaledContract { einsum, runs_first }
         }
         "conv" => Op::Conv(convolution(attrs, first()?)?),
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },

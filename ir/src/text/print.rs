@@ -86,6 +86,13 @@ fn attributes(op: &Op) -> String {
             Operands::Exact => format!(" {einsum}"),
             Operands::Tf32 => format!(" {einsum} operands=tf32"),
         },
+        Op::ScaledContract { einsum, runs_first } => {
+            let numbers = [0, 1].into_iter().filter(|operand: &usize| runs_first[*operand]);
+            match numbers.collect::<Vec<usize>>() {
+                none if none.is_empty() => format!(" {einsum}"),
+                numbers => format!(" {einsum} runs_first={}", list(&numbers)),
+            }
+        }
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
         Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
         Op::Window(windows) | Op::Fold { windows, .. } => format!(" {windows}"),

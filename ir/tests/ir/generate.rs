@@ -139,6 +139,7 @@ fn node(
         Op::Select => (Op::Select, vec![like(&ty.with_dtype(DType::Bool))?, x, like(&ty)?]),
         Op::Cast { .. } => (Op::Cast { dtype: dtypes[r.below(3)] }, vec![x]),
         Op::Contract(_) => (Op::Contract(einsum(&ty, b.ty(y), r)), vec![x, y]),
+        Op::ScaledContract { .. } => return None,
         Op::Conv(_) => {
             let spatial = ty.ndim().checked_sub(2)?;
             let steps = |r: &mut Draws| (0..spatial).map(|_| 1 + r.below(2)).collect::<Vec<_>>();

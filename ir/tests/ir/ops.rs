@@ -47,7 +47,11 @@ fn next(op: &Op) -> Option<Op> {
         Op::Compare(_) => Op::Select,
         Op::Select => Op::Cast { dtype },
         Op::Cast { .. } => Op::Contract(Einsum::parse("ab,bc->ac").unwrap()),
-        Op::Contract(_) => Op::Conv(plain_conv()),
+        Op::Contract(_) => {
+            let einsum = Einsum::parse("ab,cb->ac").unwrap();
+            Op::ScaledContract { einsum, runs_first: [false; 2] }
+        }
+        Op::ScaledContract { .. } => Op::Conv(plain_conv()),
         Op::Conv(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
         Op::Reduce { .. } => Op::Prod { dims: vec![0] },
         Op::Prod { .. } => Op::ArgMax { dim: 0 },
@@ -96,6 +100,7 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
             .map(|dtype| case(Op::Cast { dtype }, [r.signed(&dims)]))
             .into(),
         Op::Contract(_) => contract(r),
+        Op::ScaledContract { .. } => vec![scaled_contract(r)],
         Op::Conv(_) => vec![conv(1 + r.below(2), r)],
         Op::Reduce { .. } => Combiner::ALL.map(|how| reduce(how, &dims, r)).into(),
         Op::Prod { .. } => vec![case(Op::Prod { dims: some(ndim, r) }, [with_zeros(&dims, r)])],
@@ -219,6 +224,37 @@ fn contract(r: &mut Draws) -> Vec<Case> {
         case(Op::Contract(einsum), operands)
     };
     texts.iter().map(&mut make).collect()
+}
+
+/// Rows of codes with scales of their own, or of 128 together.
+fn scaled_contract(r: &mut Draws) -> Case {
+    let [rows, columns, runs] = [1 + r.below(3), 1 + r.below(200), 1 + r.below(2)];
+    let runs_first = [r.coin(), r.coin()];
+    let scales = |blocks: usize, runs_first: bool, r: &mut Draws| {
+        let dims = if runs_first { [runs, blocks] } else { [blocks, runs] };
+        Tensor::from_f64(DType::F32, &dims, r.positive(&dims).to_f64())
+    };
+    let codes = |dims: &[usize], r: &mut Draws| {
+        Tensor::from_f64(DType::F8E4M3, dims, r.signed(dims).to_f64())
+    };
+    let text = ["ab,cb->ac", "ba,cb->ca", "abd,cbd->ac"][r.below(3)];
+    let mut einsum = Einsum::parse(text).unwrap();
+    einsum.is_wide = r.coin();
+    let summed = |with_d: usize| if text.contains('d') { [runs, 128][with_d] } else { runs * 128 };
+    let size = |letter: &char| match letter {
+        'a' => rows,
+        'c' => columns,
+        letter => summed(usize::from(*letter == 'd')),
+    };
+    let [of_a, of_b] = [&einsum.a, &einsum.b].map(|l| l.iter().map(size).collect::<Vec<_>>());
+    let blocks = if r.coin() { columns } else { columns.div_ceil(128) };
+    let operands = [
+        codes(&of_a, r),
+        codes(&of_b, r),
+        scales(rows, runs_first[0], r),
+        scales(blocks, runs_first[1], r),
+    ];
+    case(Op::ScaledContract { einsum, runs_first }, operands)
 }
 
 /// Some paddings are negative, and some windows hang over an edge.

@@ -5,7 +5,7 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
-//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product` and `integers` matrix products;
+//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product`, `integers` and `scaled` matrix products;
 //! `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and
 //! `windows` the rest.
 
@@ -34,6 +34,7 @@ mod plane;
 mod prepared;
 mod product;
 mod rounded;
+mod scaled;
 mod thin;
 mod tiles;
 mod windows;
@@ -142,6 +143,9 @@ impl Cpu {
     pub fn launch(&self, prepared: &mut Prepared, inputs: &[View], outputs: &[ViewMut]) {
         check(&prepared.inputs, inputs.iter().map(View::len), "input");
         check(&prepared.outputs, outputs.iter().map(ViewMut::len), "output");
+        if let Work::Scaled(expanded) = &mut prepared.work {
+            return expanded.launch(self, inputs, outputs);
+        }
         if let Kernel::Rows(r) = &prepared.bound
             && r.dtype == DType::I64
         {
@@ -280,7 +284,8 @@ pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
     } else {
         scratch_of::<f32>(kernel)
     };
-    Bytes((per_thread * threads.max(1) + shared) as u64)
+    let numbers = scaled::Expanded::bytes(kernel);
+    Bytes((per_thread * threads.max(1) + shared + numbers) as u64)
 }
 
 /// Bytes of scratch per thread and per launch.

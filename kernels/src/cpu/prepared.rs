@@ -1,7 +1,7 @@
 //! A kernel with all that does not depend on where its arguments are, so that a launch decides
 //! nothing.
 
-use super::{block, product};
+use super::{block, product, scaled};
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
 
@@ -24,6 +24,7 @@ pub(super) enum Work {
     Product(Box<product::Plan>),
     Rows(block::Plans),
     Products(product::Plans),
+    Scaled(Box<scaled::Expanded>),
     /// Kernels that decide nothing worth keeping.
     Direct,
 }
@@ -36,7 +37,8 @@ impl Prepared {
     /// If the kernel does not admit the scalars: an invariant of the caller.
     pub fn new(kernel: &Kernel, scalars: &[i64]) -> Prepared {
         let bound = kernel.bind(scalars);
-        let work = match &bound {
+        let scaled = scaled::Expanded::of(&bound).map(|of| Work::Scaled(Box::new(of)));
+        let work = scaled.unwrap_or_else(|| match &bound {
             Kernel::Product(p) => Work::Product(Box::new(product::plan(p))),
             Kernel::Products(p) => Work::Products(product::Plans::new(p)),
             Kernel::Rows(_) => Work::Rows(block::Plans::default()),
@@ -51,7 +53,7 @@ impl Prepared {
             | Kernel::Place(_)
             | Kernel::Take(_)
             | Kernel::Fill(_) => Work::Direct,
-        };
+        });
         let (inputs, outputs) = (kernel.inputs(), kernel.outputs());
         let (scalars, in_place) = (scalars.to_vec(), kernel.in_place());
         Prepared { kernel: kernel.clone(), scalars, bound, inputs, outputs, in_place, work }

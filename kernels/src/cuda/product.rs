@@ -10,6 +10,7 @@ use ir::op::Operands;
 use super::index::nest;
 use super::loops::{Loops, print_borders};
 use super::parameter::Parameter;
+use super::scales::ScaleParameters;
 use super::slices::Stored;
 use super::text::{Text, element, line};
 use crate::kernel::Product;
@@ -32,6 +33,8 @@ pub struct ProductTile {
     pub bias: Option<usize>,
     /// The parameter that is added last.
     pub addend: Option<usize>,
+    /// The parameters that are scales: what codes are worth is multiplied.
+    pub scales: Option<ScaleParameters>,
 }
 
 impl ProductTile {
@@ -66,7 +69,7 @@ impl ProductTile {
         line!(text, "const u64 end = first + {0} < {k} ? first + {0} : {k};", Product::K_BLOCK);
         line!(text, "{compute} chain[{THREAD_TILE}][{THREAD_TILE}] = {{}};");
         line!(text, "for (u64 at = first; at < end; at += {TILE_K}) {{");
-        self.print_copy(&loops, [&a, &b], [m, n], text);
+        self.print_copy(&loops, ([&a, &b], parameters), [m, n], text);
         line!(text, "sync_block();");
         line!(text, "const u32 deep = end - at < {TILE_K} ? (u32)(end - at) : {TILE_K};");
         line!(text, "for (u32 d = 0; d < deep; d += 1) {{");
@@ -118,7 +121,7 @@ impl ProductTile {
     fn print_copy(
         &self,
         loops: &Loops,
-        [a, b]: [&str; 2],
+        ([a, b], parameters): ([&str; 2], &[Parameter]),
         [m_size, n_size]: [usize; 2],
         text: &mut Text,
     ) {
@@ -129,7 +132,15 @@ impl ProductTile {
         let place =
             format!("batch_a + ({}) + ({})", nest(&loops.m[0], "m"), nest(&loops.k[0], "k"));
         line!(text, "{compute} x = 0;");
-        line!(text, "if (m < {m_size} && k < end) x = Load<{compute}>::of({a}[{place}]);");
+        let worth = |side: usize| match self.scales {
+            None => String::new(),
+            Some(scales) => {
+                let scale = scales.scale(side, ["m", "n"][side], "k / 128", parameters);
+                format!(" * {scale}")
+            }
+        };
+        let value = format!("Load<{compute}>::of({a}[{place}]){}", worth(0));
+        line!(text, "if (m < {m_size} && k < end) x = {value};");
         let is_rounded = self.product.operands == Operands::Tf32;
         let x = if is_rounded { "tf32_of(x)" } else { "x" };
         line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = {x};");
@@ -143,7 +154,7 @@ impl ProductTile {
         line!(text, "u64 place = {place};");
         line!(text, "bool is_there = true;");
         print_borders(&self.product, ["n", "k"], text);
-        line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]);");
+        line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]){};", worth(1));
         text.end();
         line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = {x};");
         text.end();

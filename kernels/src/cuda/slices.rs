@@ -12,6 +12,7 @@ use std::fmt;
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
+use super::scales::ScaleParameters;
 use super::text::{Text, element, line};
 use crate::kernel::Product;
 
@@ -39,6 +40,11 @@ pub(super) fn has_runs(product: &Product) -> bool {
 /// result: there is one where a product has several slices.
 pub(super) fn workspace(product: &Product) -> Option<usize> {
     (product.tiling.split > 1).then_some(3)
+}
+
+/// The scales of a product, which are behind its workspace.
+pub(super) fn scales(product: &Product) -> Option<ScaleParameters> {
+    ScaleParameters::of(product, 3 + usize::from(workspace(product).is_some()))
 }
 
 /// Adds the slices of a product, each in a part of a workspace: one thread per element.

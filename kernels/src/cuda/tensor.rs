@@ -28,6 +28,7 @@
 //!    multiprocessors.
 //! 5. quads exchange pairs of columns, and store whole sectors (`quads`).
 //! 6. convolutions of BF16 and F16; loops of an operand that go on where others end are one.
+//! 7. sums of runs of bytes are multiplied by scales.
 
 use std::fmt;
 
@@ -39,8 +40,9 @@ use super::index::nest;
 use super::loops::{Loops, joined, print_borders};
 use super::parameter::Parameter;
 use super::quads::QuadStore;
+use super::scales::{ScaleParameters, with_run};
 use super::shared::{Fragments, Operand, SharedTile, copy};
-use super::slices::{Stored, has_runs, print_block, run, workspace};
+use super::slices::{Stored, has_runs, print_block, run, scales, workspace};
 use super::text::{Text, element, line};
 use super::tiling::SKINNY_ROWS;
 use crate::kernel::{Family, LoopAB, Product, StoredTypes};
@@ -100,6 +102,8 @@ pub struct TensorTile {
     pub shape: BlockShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// The parameters that are scales.
+    pub scales: Option<ScaleParameters>,
     /// How sums are stored, there or to the result.
     pub store: QuadStore,
 }
@@ -335,7 +339,8 @@ impl TensorTile {
                 QuadStore::of(DType::F32, tiles, if columns.is_multiple_of(2) { 2 } else { 1 })
             }
         };
-        TensorTile { product, bias, addend, copies, elements, shape, workspace, store }
+        let scales = scales(&product);
+        TensorTile { product, bias, addend, copies, elements, shape, workspace, scales, store }
     }
 
     /// Threads of a block.
@@ -361,6 +366,7 @@ impl TensorTile {
             line!(text, "SHARED({}, {name}_stages, {});", self.unit(), stages * extent * tile_k);
         }
         let units = |points| self.elements.in_units(points).expect("slices are whole units");
+        let per_run = units(run(p)) / tile_k;
         print_block([k, units(p.slice())], self.tiles(), self.shape.tile, self.workspace, text);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
@@ -394,15 +400,16 @@ impl TensorTile {
         line!(text, "if (step < {ahead}) continue;");
         line!(text, "const u32 stage = (step - {ahead}) % {stages};");
         if is_summed {
-            let per_run = units(run(p)) / tile_k;
             line!(text, "if (step > {ahead} && (step - {ahead}) % {per_run} == 0) {{");
-            self.print_sum("total", text);
+            let before = format!("(step - {ahead}) / {per_run} - 1");
+            self.print_sum(("total", &before), parameters, text);
             text.end();
         }
         self.print_mma(&operands, text);
         text.end();
         if is_summed {
-            self.print_sum("acc", text);
+            let last = format!("(steps - 1) / {per_run}");
+            self.print_sum(("acc", &last), parameters, text);
         }
         self.print_epilogue(&loops, (parameters, [m, n]), text);
     }
@@ -451,10 +458,20 @@ impl TensorTile {
         }
     }
 
-    /// Prints the addition of accumulators to the sum of runs, to where it goes.
-    fn print_sum(&self, to: &str, text: &mut Text) {
+    /// Prints the addition of accumulators to the sum of runs, to where it goes, given the number
+    /// of the run in its slice.
+    fn print_sum(&self, (to, run_of_slice): (&str, &str), of: &[Parameter], text: &mut Text) {
         self.open_registers(QuadStore { dtype: DType::F32, width: 1 }, text);
-        line!(text, "{to}[i][j][q] = total[i][j][q] + acc[i][j][q];");
+        if let Some(scales) = &self.scales {
+            let [_, m, n, _] = self.product.sizes();
+            let per_run = self.elements.in_units(run(&self.product)).unwrap_or(1);
+            line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
+            line!(text, "const u64 n = block_n + warp_n + j * 8 + lane % 4 * 2 + q % 2;");
+            let run = format!("first_k / {per_run} + {run_of_slice}");
+            scales.print_worth([m - 1, n - 1], &run, of, text);
+        }
+        let sum = with_run("total[i][j][q]", "acc[i][j][q]", self.scales.is_some());
+        line!(text, "{to}[i][j][q] = {sum};");
         if to != "acc" {
             line!(text, "acc[i][j][q] = 0;");
         }
@@ -640,6 +657,9 @@ impl fmt::Display for TensorTile {
             Elements::Halves => {}
             Elements::Tf32 => write!(f, ", rounded to TF32")?,
             Elements::Bytes => write!(f, ", two bytes a unit")?,
+        }
+        if self.scales.is_some() {
+            write!(f, ", runs by scales")?;
         }
         if self.workspace.is_some() {
             write!(f, ", {} slices of k", self.product.tiling.split)?;

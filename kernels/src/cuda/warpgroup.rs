@@ -27,6 +27,7 @@
 //! 5. tiles of wide products for each slice of k, stored to the workspace by TMA, where products
 //!    have fewer tiles than there are multiprocessors.
 //! 6. bytes.
+//! 7. sums of runs of bytes are multiplied by scales.
 
 use std::fmt;
 
@@ -35,11 +36,12 @@ use ir::DType;
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
-use super::slices::{Stored, has_runs, print_block, print_tile, run, workspace};
+use super::scales::{ScaleParameters, with_run};
+use super::slices::{Stored, has_runs, print_block, print_tile, run, scales, workspace};
 use super::tensor::OperandCopy;
 use super::text::{Text, element, line};
 use super::tiling::SKINNY_ROWS;
-use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
+use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, Scales, StoredTypes};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -111,6 +113,8 @@ pub struct WarpgroupTile {
     pub shape: WarpgroupShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// The parameters that are scales.
+    pub scales: Option<ScaleParameters>,
     /// How TMA stores the result; none where threads store it.
     pub result: Option<MappedResult>,
 }
@@ -404,6 +408,7 @@ fn transposed(p: &Product) -> Product {
         n: p.m.iter().map(|l| LoopBC { size: l.size, b: l.a, c: l.c }).collect(),
         k: p.k.iter().map(|l| LoopAB { size: l.size, a: l.b, b: l.a }).collect(),
         stored,
+        scales: p.scales.map(|[a, b]| [b, a]),
         ..p.clone()
     }
 }
@@ -423,7 +428,19 @@ impl WarpgroupTile {
             Some(at) => MappedResult::of_slices(&product, at),
             None => MappedResult::of(&product),
         };
-        WarpgroupTile { product, is_transposed, bias, addend, operands, shape, workspace, result }
+        let scales = scales(&product);
+        let scales = if is_transposed { scales.map(ScaleParameters::swapped) } else { scales };
+        WarpgroupTile {
+            product,
+            is_transposed,
+            bias,
+            addend,
+            operands,
+            shape,
+            workspace,
+            scales,
+            result,
+        }
     }
 
     /// Threads of a block: a warpgroup that copies, and those that multiply.
@@ -648,7 +665,7 @@ impl WarpgroupTile {
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1, count += 1) {{");
         if is_summed {
-            self.print_sum(text);
+            self.print_sum(parameters, text);
         }
         self.print_mma(text);
         text.end();
@@ -656,8 +673,9 @@ impl WarpgroupTile {
         let stages = self.shape.stages;
         line!(text, "if (lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
         if is_summed {
-            line!(text, "UNROLL");
-            line!(text, "for (u32 i = 0; i < {count}; i += 1) acc[i] = total[i] + acc[i];");
+            self.open_sums("(steps - 1)", parameters, text);
+            line!(text, "acc[i] = {};", self.sum());
+            text.end();
         }
         match &self.result {
             Some(result) => self.print_tma_store(result, loops, parameters, text),
@@ -676,7 +694,7 @@ impl WarpgroupTile {
 
     /// Prints the addition of accumulators to totals at the end of a run; of a run of one step its
     /// stage is released then.
-    fn print_sum(&self, text: &mut Text) {
+    fn print_sum(&self, parameters: &[Parameter], text: &mut Text) {
         let steps = self.steps_of_run();
         match steps {
             1 => line!(text, "if (step > 0) {{"),
@@ -687,11 +705,36 @@ impl WarpgroupTile {
             let stages = self.shape.stages;
             line!(text, "if (lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
         }
-        line!(text, "UNROLL");
-        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.shape.columns / 2);
-        line!(text, "total[i] = total[i] + acc[i];");
+        self.open_sums("(step - 1)", parameters, text);
+        line!(text, "total[i] = {};", self.sum());
         line!(text, "acc[i] = 0;");
         (0..2).for_each(|_| text.end());
+    }
+
+    /// An accumulator and its total, with what the former is worth.
+    fn sum(&self) -> String {
+        with_run("total[i]", "acc[i]", self.scales.is_some())
+    }
+
+    /// Opens the loop over a thread's sums, with what they are worth, given their step.
+    fn open_sums(&self, step: &str, parameters: &[Parameter], text: &mut Text) {
+        line!(text, "UNROLL");
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.shape.columns / 2);
+        if let Some(scales) = &self.scales {
+            let [_, m, n, _] = self.product.sizes();
+            Self::print_indices(text);
+            let run = format!("first_k / {0} + {step} / {1}", Scales::RUN, self.steps_of_run());
+            scales.print_worth([m - 1, n - 1], &run, parameters, text);
+        }
+    }
+
+    /// Prints the row and the column of an accumulator.
+    fn print_indices(text: &mut Text) {
+        line!(
+            text,
+            "const u64 m = block_m + consumer * 64 + warp * 16 + lane / 4 + i / 2 % 2 * 8;"
+        );
+        line!(text, "const u64 n = block_n + i / 4 * 8 + lane % 4 * 2 + i % 2;");
     }
 
     /// Prints the product of a stage, and the release of the one before.
@@ -733,11 +776,7 @@ impl WarpgroupTile {
         let [_, m, n, _] = self.product.sizes();
         line!(text, "UNROLL");
         line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.shape.columns / 2);
-        line!(
-            text,
-            "const u64 m = block_m + consumer * 64 + warp * 16 + lane / 4 + i / 2 % 2 * 8;"
-        );
-        line!(text, "const u64 n = block_n + i / 4 * 8 + lane % 4 * 2 + i % 2;");
+        Self::print_indices(text);
         line!(text, "if (m >= {m} || n >= {n}) continue;");
         let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
@@ -866,6 +905,9 @@ impl fmt::Display for WarpgroupTile {
             if self.is_transposed { ", transposed" } else { "" },
         );
         write!(f, "{consumers} {warpgroups}, a {a}, b {b}{order}")?;
+        if self.scales.is_some() {
+            write!(f, ", runs by scales")?;
+        }
         if self.result.is_some() {
             write!(f, ", stored by TMA")?;
         }

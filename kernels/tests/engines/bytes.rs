@@ -1,15 +1,16 @@
 //! Products of F8E4M3 and F8E5M2 by `wgmma` (sm_90a), executed by the shim: against exact sums, and
 //! to the bit against `mma.sync`, whose runs of 128 points of k are the same; mistakes in the text.
 
+use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::cuda::{Arch, Functions, StagedOperand, Tile, functions_for};
-use gantline_kernels::{Kernel, Product, StoredTypes};
+use gantline_kernels::{Kernel, Product, ProductPart, Products, Scales, StoredTypes};
 use ir::DType;
 
-use crate::elements::{Rounded, matrix};
+use crate::elements::{Rounded, matrix, scaled};
 use crate::shim::{Library, compiler};
 use crate::skinny::tiled;
 use crate::tensor::mistaken;
-use crate::{Random, same_bits};
+use crate::{Buffer, Case, Random, run, same_bits};
 
 fn on(arch: Arch, p: &Product) -> (Kernel, Functions) {
     let kernel = Kernel::Product(p.clone());
@@ -26,7 +27,8 @@ fn are_mapped(p: &Product) -> Option<bool> {
     Some(tile.operands.iter().all(|operand| matches!(operand, StagedOperand::Mapped(_))))
 }
 
-/// Products of matrices that are contiguous along k, of which every other has rows that TMA copies.
+/// Products of matrices that are contiguous along k, of which every other has rows that TMA copies,
+/// and every third has scales.
 fn cases(count: u64) -> Vec<Rounded> {
     let bytes = [DType::F8E4M3, DType::F8E5M2];
     let case = |number: u64| {
@@ -37,12 +39,16 @@ fn cases(count: u64) -> Vec<Rounded> {
         let k: usize = random.pick(&[2, 30, 128, 130, 260, 400, 1026, 2064]);
         let is_aligned = (number / 4).is_multiple_of(2);
         let k = if is_aligned { k.next_multiple_of(16) } else { k };
+        let has_scales = number % 3 == 1;
+        let k = if has_scales { k.next_multiple_of(Scales::RUN) } else { k };
         let mut p = matrix(&mut random, types, [m, n, k]);
         if is_aligned {
             (p.m[0].a, p.n[0].b) = (k, k + 16);
             p.batch.iter_mut().for_each(|l| l.a = m * k);
         }
-        Rounded::new(&mut random, tiled(p, Arch::Sm80))
+        let p = tiled(p, Arch::Sm80);
+        let p = if has_scales { scaled(&mut random, p) } else { p };
+        Rounded::new(&mut random, p)
     };
     (0..count).map(case).collect()
 }
@@ -83,6 +89,39 @@ fn warpgroups_multiply_bytes_that_are_contiguous_along_k() {
     assert_eq!(are_mapped(&p), Some(true));
     let (_, older) = on(Arch::Sm89, &p);
     assert!(matches!(older.functions[0].tile, Tile::Tensor(_)));
+}
+
+/// CPUs read the numbers that codes and scales are. Of several products in one launch, one has the
+/// bits that it has alone, whatever operands the others read.
+#[test]
+fn products_with_scales_read_what_codes_are_worth() {
+    let cpu = Cpu::with_isa(1, Isa::Avx2);
+    for seed in 0..12 {
+        let mut random = Random::new(seed + 7100);
+        let types = [DType::F8E4M3, DType::F8E5M2, random.pick(&[DType::F32, DType::BF16])];
+        let [m, n] = [0; 2].map(|_| random.pick(&[1, 9, 64, 130]));
+        let k = random.pick(&[128, 384]);
+        let p = matrix(&mut random, types, [m, n, k]);
+        let p = scaled(&mut random, p);
+        let case = Rounded::new(&mut random, p);
+        let Case { kernel, inputs, old, .. } = &case.case;
+        let found = run(&cpu, kernel, inputs, old);
+        assert_eq!(case.finding(&found[0]), None, "seed {seed}");
+        let part =
+            ProductPart { scales: Some([1, 4]), ..ProductPart::of(2, 3, case.product.clone()) };
+        let other = Product::matrix(m, n, 40, DType::F32);
+        let parts = vec![ProductPart::of(0, 5, other), part];
+        let several = Kernel::Products(Products { parts });
+        let arguments = several.inputs();
+        let mut all: Vec<Buffer> =
+            arguments.iter().map(|of| Buffer::new(of.dtype, &random.numbers(of.len))).collect();
+        for (to, from) in [(2, 0), (3, 1), (1, 2), (4, 3)] {
+            all[to] = inputs[from].clone();
+        }
+        let results = [Buffer::new(DType::F32, &random.numbers(m * n)), old[0].clone()];
+        let both = run(&cpu, &several, &all, &results);
+        assert!(same_bits(&both[1], &found[0]), "seed {seed}");
+    }
 }
 
 /// What can be wrong: what is replaced, which time, and by what.

@@ -95,6 +95,7 @@ impl Convolution {
             stored: StoredTypes::all(DType::F32),
             operands: Operands::Exact,
             borders: if self.is_line { vec![border(1)] } else { vec![border(0), border(1)] },
+            scales: None,
             tiling: Tiling::default(),
         }
     }

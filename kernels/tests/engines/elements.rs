@@ -3,7 +3,7 @@
 //! mistakes in the text.
 
 use gantline_kernels::cuda::{Arch, Elements, Functions, Tile, functions_for};
-use gantline_kernels::{Kernel, LoopABC, Product, StoredTypes};
+use gantline_kernels::{Kernel, LoopABC, Product, Scales, StoredTypes};
 use ir::DType;
 use ir::formats::tf32;
 use ir::op::Operands;
@@ -54,6 +54,34 @@ pub(crate) fn matrix(random: &mut Random, [a, b, c]: [DType; 3], [m, n, k]: [usi
     p
 }
 
+/// A product of codes with scales for each row or each 128, in one of two orders.
+pub(crate) fn scaled(random: &mut Random, mut p: Product) -> Product {
+    p.batch.clear();
+    let [_, m, n, k] = p.sizes();
+    p.scales = Some([m, n].map(|side| {
+        let block = random.pick(&[1, 128]);
+        let (blocks, runs) = (side.div_ceil(block), k / Scales::RUN);
+        let [of_block, of_run] = if random.below(2) == 0 { [runs, 1] } else { [1, blocks] };
+        Scales { block, of_block, of_run }
+    }));
+    p
+}
+
+/// What the codes of an operand of matrices are worth.
+fn worth(p: &Product, at: usize, of: Scales, inputs: &[Buffer]) -> Buffer {
+    let [m, n, k] = [(p.m[0].size, p.m[0].a), (p.n[0].size, p.n[0].b), (p.k[0].size, 0)];
+    let (rows, stride) = if at == 0 { m } else { n };
+    let of_k = if at == 0 { p.k[0].a } else { p.k[0].b };
+    let (mut numbers, scales) = (inputs[at].numbers(), inputs[2 + at].numbers());
+    for row in 0..rows {
+        for point in 0..k.0 {
+            let scale = row / of.block * of.of_block + point / Scales::RUN * of.of_run;
+            numbers[row * stride + point * of_k] *= scales[scale];
+        }
+    }
+    Buffer::F64(numbers)
+}
+
 /// A product, its launch, and the launch whose operands are rounded as tensor cores round them.
 pub(crate) struct Rounded {
     pub(crate) product: Product,
@@ -65,9 +93,18 @@ impl Rounded {
     pub(crate) fn new(random: &mut Random, product: Product) -> Rounded {
         let case = Case::new(random, Kernel::Product(product.clone()));
         let mut rounded = case.clone();
-        for input in &mut rounded.inputs {
-            if let Buffer::F32(x) = input {
-                x.iter_mut().for_each(|x| *x = tf32(*x));
+        match product.scales {
+            Some(scales) => {
+                for (at, scales) in scales.into_iter().enumerate() {
+                    rounded.inputs[at] = worth(&product, at, scales, &case.inputs);
+                }
+            }
+            None => {
+                for input in &mut rounded.inputs {
+                    if let Buffer::F32(x) = input {
+                        x.iter_mut().for_each(|x| *x = tf32(*x));
+                    }
+                }
             }
         }
         Rounded { product, case, rounded }
@@ -83,6 +120,7 @@ impl Rounded {
     }
 }
 
+/// Of products of bytes every third has scales.
 pub(crate) fn cases(count: u64) -> Vec<Rounded> {
     let case = |number: u64| {
         let mut random = Random::new(number + 2600);
@@ -96,7 +134,10 @@ pub(crate) fn cases(count: u64) -> Vec<Rounded> {
         let [m, n] = [0; 2].map(|_| random.pick(&[1, 7, 16, 17, 33, 64, 129, 136]));
         let k = random.pick(&[2, 8, 30, 64, 128, 130, 260, 400, 1026]);
         let k = if types[0] == DType::F32 { k - random.below(2) } else { k };
+        let has_scales = number % 6 == 1;
+        let k = if has_scales { k.next_multiple_of(Scales::RUN) } else { k };
         let product = tiled(matrix(&mut random, types, [m, n, k]), Arch::Sm80);
+        let product = if has_scales { scaled(&mut random, product) } else { product };
         Rounded::new(&mut random, product)
     };
     (0..count).map(case).collect()

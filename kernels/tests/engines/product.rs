@@ -53,6 +53,7 @@ pub(crate) fn random_product(random: &mut Random, dtype: DType) -> Product {
         stored: StoredTypes::all(dtype),
         operands: Operands::Exact,
         borders: Vec::new(),
+        scales: None,
         tiling: Tiling::default(),
     }
 }
@@ -107,6 +108,7 @@ impl Framed {
             stored: StoredTypes::all(dtype),
             operands: Operands::Exact,
             borders: vec![border(0), border(1)],
+            scales: None,
             tiling: Tiling::default(),
         }
     }

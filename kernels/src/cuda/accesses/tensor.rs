@@ -98,10 +98,11 @@ impl Stages<'_> {
     }
 }
 
-/// Accesses of a product by `mma.sync`; none of one whose second operand is an image.
+/// Accesses of a product by `mma.sync`; none of one whose second operand is an image, or that has
+/// scales, whose loads a compiler merges.
 pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
     let p = &tile.product;
-    if !p.borders.is_empty() {
+    if !p.borders.is_empty() || tile.scales.is_some() {
         return None;
     }
     let loops = joined_loops(p, tile.elements);

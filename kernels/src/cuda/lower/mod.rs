@@ -41,8 +41,7 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
     let mut all = Functions::default();
     match kernel {
         Kernel::Product(p) => {
-            let operands = [inputs[0], inputs[1], outputs[0]];
-            product::function(what, p, operands, [None, None], (&mut all, arch));
+            product::function(what, p, (&inputs, outputs[0]), [None, None], (&mut all, arch));
         }
         Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),

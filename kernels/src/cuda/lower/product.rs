@@ -8,20 +8,23 @@ use super::rows;
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::product::{ProductTile, THREADS};
+use crate::cuda::scales::ScaleParameters;
 use crate::cuda::slices::{self, SliceSum};
 use crate::cuda::tensor::{self, Elements, TensorTile};
 use crate::cuda::tile::Tile;
 use crate::cuda::warpgroup::WarpgroupTile;
 use crate::kernel::{Product, Products, Source};
 
-/// Adds the functions of a product of two buffers; with others that are added to it.
+/// Adds the functions of a product of two buffers, behind which are their scales where there are
+/// some; with others that are added to it.
 pub(super) fn function(
     what: &str,
     product: &Product,
-    [a, b, c]: [Parameter; 3],
+    (factors, c): (&[Parameter], Parameter),
     others: [Option<Parameter>; 2],
     (all, arch): (&mut Functions, Option<Arch>),
 ) {
+    let (a, b, scales) = (factors[0], factors[1], &factors[2..]);
     let by_warpgroups = arch == Some(Arch::Sm90a)
         && tensor::fits(product, Arch::Sm90a).is_some_and(|of| on_warpgroups(product, of));
     let (product, [a, b]) = match by_warpgroups {
@@ -38,7 +41,7 @@ pub(super) fn function(
         });
         (parameters, added)
     };
-    let (parameters, added) = with_others(vec![a, b, c]);
+    let (parameters, added) = with_others([&[a, b, c], scales].concat());
     let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
     let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
     let mut function = Function {
@@ -58,7 +61,7 @@ pub(super) fn function(
         Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
     let split = product.tiling.split;
     all.workspaces.push((split * batch * m * n) as u64 * DType::F32.size());
-    function.parameters = vec![a, b, c, workspace];
+    function.parameters = [&[a, b, c, workspace], scales].concat();
     function.grid *= split as u64;
     let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
     let sum = SliceSum { product: product.clone(), bias, addend };
@@ -100,7 +103,8 @@ impl BlockTiles {
         let [bias, addend] = added;
         let fitting = arch.and_then(|arch| Some((arch, tensor::fits(product, arch)?)));
         let Some((arch, elements)) = fitting else {
-            let tile = ProductTile { product: product.clone(), bias, addend };
+            let scales = ScaleParameters::of(product, 3);
+            let tile = ProductTile { product: product.clone(), bias, addend, scales };
             let tiles = tile.tiles();
             return BlockTiles {
                 tile: Tile::Product(tile),
@@ -132,10 +136,10 @@ pub(super) fn functions(
     let mut beside = products.parts.len();
     for (at, part) in products.parts.iter().enumerate() {
         let operand = |number: usize| inputs[number];
-        let operands = [operand(part.a), operand(part.b), outputs[at]];
+        let factors: Vec<Parameter> = part.factors().map(operand).collect();
         let added = [part.bias, part.addend].map(|number| number.map(operand));
         let what_part = &format!("{what}: part {at}");
-        function(what_part, &part.product, operands, added, (all, arch));
+        function(what_part, &part.product, (&factors, outputs[at]), added, (all, arch));
         let Some(then) = &part.then else { continue };
         let read: Vec<Parameter> = then
             .inputs
