@@ -1,9 +1,9 @@
 //! Specialisation: the local gradient function → a forward and a backward function.
 //!
 //! Both are slices of one function, so that what is recomputed is the very same node. Products,
-//! calls, look-ups and reductions are kept where the plan keeps; elementwise nodes and views are
-//! recomputed, as they fuse into their readers; a gather is repeated rather than its result
-//! kept.
+//! calls, look-ups and reductions that the forward pass needs itself are kept where the plan keeps;
+//! elementwise nodes and views are recomputed, as they fuse into their readers; a gather is repeated
+//! rather than its result kept.
 
 use ir::op::Collective;
 use ir::plan::Keep;
@@ -69,12 +69,14 @@ pub fn specialise(
     let late =
         depends_on(gradient, |id| (cotangent_from..gradient.param_count).contains(&id.index()));
     let backward_results = &gradient.results[primal_results..];
+    // What the forward half does not compute for itself is left to the backward half.
+    let early = needed(gradient, &gradient.results[..primal_results]);
     let kept = match keep {
         Keep::None => Vec::new(),
-        Keep::Full => kept_values(gradient, &late, backward_results, |_| false),
+        Keep::Full => kept_values(gradient, [&early, &late], backward_results, |_| false),
         Keep::AllButAttention => {
             let is_attention = |node: &Node| is_attention(node, module);
-            kept_values(gradient, &late, backward_results, is_attention)
+            kept_values(gradient, [&early, &late], backward_results, is_attention)
         }
     };
     // A kept value that is a result anyway is not stored twice.
@@ -182,10 +184,23 @@ fn is_attention(node: &Node, module: &Module) -> bool {
     matches!(kind, Some(Kind::Composite { name, .. }) if ATTENTION.contains(&name.as_str()))
 }
 
+/// For each value, whether what makes it is needed for some results.
+fn needed(function: &Function, results: &[ValueId]) -> Vec<bool> {
+    let mut needed = vec![false; function.values.len()];
+    results.iter().for_each(|result| needed[result.index()] = true);
+    for node in function.nodes.iter().rev() {
+        if node.results.iter().any(|result| needed[result.index()]) {
+            let made = node.results.iter().chain(&node.operands);
+            made.for_each(|value| needed[value.index()] = true);
+        }
+    }
+    needed
+}
+
 /// The values that the backward half reads and that are worth keeping, in order of definition.
 fn kept_values(
     function: &Function,
-    late: &[bool],
+    [early, late]: [&[bool]; 2],
     results: &[ValueId],
     is_recomputed: impl Fn(&Node) -> bool,
 ) -> Vec<ValueId> {
@@ -201,10 +216,9 @@ fn kept_values(
         let Some(at) = producers[value.index()] else { continue };
         let node = &function.nodes[at];
         // A product that adds to its result does not leave what it adds to.
-        let is_worth = is_kept(&node.op)
-            || sums.contains_key(&at)
-            || function.value(value).name.ends_with(SAVED);
-        if !late[value.index()] && is_worth && !is_recomputed(node) {
+        let is_worth = early[value.index()] && (is_kept(&node.op) || sums.contains_key(&at));
+        let is_saved = !late[value.index()] && function.value(value).name.ends_with(SAVED);
+        if (is_worth || is_saved) && !is_recomputed(node) {
             kept.push(value);
         } else {
             work.extend(&node.operands);
