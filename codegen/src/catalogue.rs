@@ -5,7 +5,7 @@ use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::{DType, Function, Op, TensorType};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope, StoredTypes, Tiling, Window,
+    Positions, Product, Rope, Scales, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
@@ -52,6 +52,11 @@ pub fn kernel_of_op(
     let sizes = result.sizes().ok_or("a local size is open")?;
     match op {
         Op::Contract(einsum) => Ok(Kernel::Product(product(einsum, operands, &sizes, result, add))),
+        Op::ScaledContract { einsum, runs_first } => {
+            let mut product = product(einsum, operands, &sizes, result, add);
+            product.scales = scales(&product, *runs_first, [operands[2], operands[3]]);
+            Ok(Kernel::Product(product))
+        }
         Op::Gather { dim, start } => {
             Ok(Kernel::Gather(look_up(operands[0], operands[1], (*dim, *start), false, scalars)?))
         }
@@ -158,6 +163,23 @@ fn product(
         }
     }
     product
+}
+
+/// Where the scales of a product of matrices lie.
+fn scales(
+    product: &Product,
+    runs_first: [bool; 2],
+    types: [&TensorType; 2],
+) -> Option<[Scales; 2]> {
+    let [_, m, n, _] = product.sizes();
+    let of = |at: usize, side: usize| {
+        let [first, second] = types[at].sizes()?[..] else { return None };
+        let (blocks, of_block, of_run) =
+            if runs_first[at] { (second, 1, second) } else { (first, second, 1) };
+        let block = if blocks == side { 1 } else { Scales::RUN };
+        Some(Scales { block, of_block, of_run })
+    };
+    Some([of(0, m)?, of(1, n)?])
 }
 
 /// Look-ups along a dim of a table whose first row is of the id `start`.

@@ -48,7 +48,9 @@ fn of_nothing(node: &Node, function: &Function) -> Option<f64> {
         return None;
     }
     match &node.op {
-        Op::Contract(_) | Op::Conv(_) | Op::ScatterAdd { .. } => Some(0.0),
+        Op::Contract(_) | Op::ScaledContract { .. } | Op::Conv(_) | Op::ScatterAdd { .. } => {
+            Some(0.0)
+        }
         Op::Prod { .. } => Some(1.0),
         Op::Reduce { combiner: Combiner::Sum, .. } => Some(0.0),
         Op::Reduce { combiner: Combiner::Max, .. } => Some(lowest),

@@ -45,7 +45,7 @@ pub(crate) fn epilogues(function: &Function) -> BTreeMap<usize, Epilogue> {
     let mut found = BTreeMap::new();
     let mut sums = BTreeSet::new();
     for (product, node) in function.nodes.iter().enumerate() {
-        let Op::Contract(einsum) = &node.op else { continue };
+        let (Op::Contract(einsum) | Op::ScaledContract { einsum, .. }) = &node.op else { continue };
         // A launch of several products, and what is added to one, is of floating-point numbers.
         if !function.ty(node.result()).dtype.is_float() {
             continue;

@@ -24,8 +24,8 @@
 //!   knows no device: launches, each as many bytes as [`ir::rewrite::price`] says, and bytes moved.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module, [`mod@retype`] and
-//! [`mod@quantise`] round it; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`canonicalise`]
+//! [`mod@quantise`] round it, the latter to codes in [`blocks`]; [`partition`] makes the
+//! function of one rank and [`specialise`] cuts it in two; after `empty`, `codes`, `chunk`, [`canonicalise`]
 //! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
 //! [`tilings`] says how GPUs sum products, from the whole function and the plan's target, as
@@ -60,6 +60,8 @@ pub mod leaf;
 pub mod domain;
 mod precision;
 mod empty;
+pub mod blocks;
+mod codes;
 mod chunk;
 pub mod tilings;
 mod unsharded;

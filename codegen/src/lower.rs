@@ -222,7 +222,7 @@ impl<'a> Lower<'a> {
         if let Op::Call { function } = &node.op {
             return self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel);
         }
-        matches!(node.op, Op::Contract(_) | Op::ScatterAdd { .. })
+        matches!(node.op, Op::Contract(_) | Op::ScaledContract { .. } | Op::ScatterAdd { .. })
     }
 
     fn ty(&self, value: ValueId) -> &'a TensorType {
@@ -326,7 +326,9 @@ impl<'a> Lower<'a> {
                     inputs.len() - 1
                 })
             };
-            let [a, b] = operands.map(&mut number);
+            let [a, b] = [operands[0], operands[1]].map(&mut number);
+            let scales = operands.get(2).zip(operands.get(3));
+            let scales = scales.map(|(a, b)| [*a, *b].map(&mut number));
             let mut operand = |value: ValueId| number(self.home(value));
             let bias = member.sum.bias.map(&mut operand);
             let addend = member.sum.addend.map(&mut operand);
@@ -343,7 +345,7 @@ impl<'a> Lower<'a> {
                 Pointwise { rows, inputs }
             });
             let in_place = self.is_in_place(member, *result, then.as_ref());
-            parts.push(ProductPart { a, b, bias, addend, product, then, in_place });
+            parts.push(ProductPart { a, b, scales, bias, addend, product, then, in_place });
             let place = member.then.as_ref().filter(|_| in_place);
             let place = place.map_or(*result, |(node, _)| function.nodes[*node].results[0]);
             outputs.push(self.home(place));
@@ -379,11 +381,12 @@ impl<'a> Lower<'a> {
         is_whole && !is_kept && !self.adds[first.index()]
     }
 
-    /// The product that a node is, and its operands; it is added to what the result's slot holds
+    /// The product that a node is, and its operands, scales last; it is added to what the result's slot holds
     /// where the result is.
-    fn product(&mut self, node: &Node, result: ValueId) -> Result<(Product, [Ref; 2]), Refusal> {
+    fn product(&mut self, node: &Node, result: ValueId) -> Result<(Product, Vec<Ref>), Refusal> {
         if let Op::Conv(convolution) = &node.op {
-            return self.convolution(node, convolution);
+            let (product, operands) = self.convolution(node, convolution)?;
+            return Ok((product, operands.to_vec()));
         }
         let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
         let add = self.adds[result.index()];
@@ -394,7 +397,7 @@ impl<'a> Lower<'a> {
             return Err("a contraction is no product".into());
         };
         product.tiling = self.tiling(node, &product);
-        Ok((product, [node.operands[0], node.operands[1]].map(|operand| self.home(operand))))
+        Ok((product, node.operands.iter().map(|operand| self.home(*operand)).collect()))
     }
 
     /// How tensor cores sum the product that a node is.

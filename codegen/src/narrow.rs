@@ -210,6 +210,7 @@ fn tied_operands(node: &Node) -> Vec<usize> {
         | Op::Binary(_)
         | Op::Compare(_)
         | Op::Contract(_)
+        | Op::ScaledContract { .. }
         | Op::Conv(_)
         | Op::Reduce { .. }
         | Op::Prod { .. }

@@ -17,7 +17,7 @@ use ir::program::STATE_BLOCK;
 use ir::{DType, Function, Kind, Module, Op, TensorType, ValueId};
 use kernels::rows::{Output, Rows};
 
-use crate::quantise::{LARGEST_MIN, code_max};
+use crate::blocks::{LARGEST_MIN, code_max};
 use crate::tile::{Tile, lower_kernel};
 
 /// The block program of an update, and which of its operands each input is.

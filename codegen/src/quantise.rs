@@ -23,27 +23,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use ir::autodiff::gradient_name;
-use ir::infer::infer;
-use ir::op::{Binary, Combiner, Einsum, Unary};
+use ir::op::{Binary, Einsum};
 use ir::precision::{Precision, Products};
-use ir::{
-    Class, DType, Diagnostic, Dim, Function, Module, Node, Op, Span, TensorType, Value, ValueId,
-};
+use ir::{Class, DType, Diagnostic, Dim, Function, Module, Node, Op, Span, TensorType, ValueId};
 
+use crate::blocks::{Appended, BLOCK, Codes};
 use crate::retype::{ResultRole, Roles, roles, summands};
 use crate::specialise::depends_on;
-
-/// Elements of a block along a dim.
-pub const BLOCK: usize = 128;
-
-/// The least that the largest element of a block of codes is taken for, `2^-100`. Chosen: scales of
-/// blocks of zeros are normal numbers, and what products read back is a number of BF16.
-pub(crate) const LARGEST_MIN: f64 = 7.888_609_052_210_118e-31;
-
-/// The largest number of a format of codes.
-pub(crate) fn code_max(format: DType) -> f64 {
-    if format == DType::F8E4M3 { 448.0 } else { 57344.0 }
-}
 
 /// Has products of layers read operands of 8 bits, where the precision says so.
 /// `O(nodes + operands)`.
@@ -182,10 +168,8 @@ type Blocks = Vec<Range<usize>>;
 
 struct Quantiser<'f, 'm> {
     source: Source<'f>,
-    module: &'m Module,
     /// The function, with more values than its source.
-    made: Function,
-    names: BTreeSet<String>,
+    made: Appended<'m>,
     read: HashMap<(ValueId, Blocks), ValueId>,
     unfilled: &'m mut Vec<Unfilled>,
     /// How many products read 8 bits.
@@ -198,16 +182,8 @@ impl<'f, 'm> Quantiser<'f, 'm> {
         module: &'m Module,
         (unfilled, count): (&'m mut Vec<Unfilled>, &'m mut usize),
     ) -> Quantiser<'f, 'm> {
-        let function = source.function;
-        Quantiser {
-            module,
-            made: Function { nodes: Vec::new(), ..function.clone() },
-            names: function.values.iter().map(|value| value.name.clone()).collect(),
-            read: HashMap::new(),
-            unfilled,
-            count,
-            source,
-        }
+        let made = Appended::to_values_of(source.function, module);
+        Quantiser { made, read: HashMap::new(), unfilled, count, source }
     }
 
     fn run(mut self) -> Function {
@@ -222,10 +198,11 @@ impl<'f, 'm> Quantiser<'f, 'm> {
                 node.operands = vec![of_a, of_b];
                 *self.count += 1;
             }
-            self.made.nodes.push(node);
+            self.made.function.nodes.push(node);
         }
-        ir::pass::renumber_values(&mut self.made);
-        self.made
+        let mut made = self.made.function;
+        ir::pass::renumber_values(&mut made);
+        made
     }
 
     /// What a product reads in place of an operand, given its letters and those of the other one.
@@ -269,48 +246,11 @@ impl<'f, 'm> Quantiser<'f, 'm> {
         let name = format!("{}.by{}", self.source.function.value(value).name, along.join("_"));
         let of = |what: &str| format!("{name}.{what}");
         let (dims, inside) = blocked(&ty.dims, blocks);
-        let cut = self.push(&of("blocks"), Op::Reshape { dims: dims.clone() }, &[value]);
-        let wide = self.cast(&of("blocks"), cut, ty.dtype.accumulation());
-        let sizes = self.push(&of("sizes"), Op::Unary(Unary::Abs), &[wide]);
-        let largest = Op::Reduce { combiner: Combiner::Max, dims: inside.clone() };
-        let largest = self.push(&of("largest"), largest, &[sizes]);
-        let least = self.constant(&of("least"), LARGEST_MIN, largest);
-        let top = self.push(&of("top"), Op::Binary(Binary::Max), &[largest, least]);
-        let most = self.constant(&of("most"), code_max(format), top);
-        let room = self.push(&of("room"), Op::Binary(Binary::Div), &[most, top]);
-        let scale = self.push(&of("scale"), Op::Unary(Unary::PowerFloor), &[room]);
-        let scales = self.push(&of("scales"), Op::Broadcast { new: inside, dims }, &[scale]);
-        let scaled = self.push(&of("scaled"), Op::Binary(Binary::Mul), &[wide, scales]);
-        let codes = self.cast(&name, scaled, format);
-        let codes = self.cast(&of("codes"), codes, ty.dtype.accumulation());
-        let exact = self.push(&of("exact"), Op::Binary(Binary::Div), &[codes, scales]);
-        let exact = self.cast(&of("exact"), exact, ty.dtype);
-        self.push(&of("read"), Op::Reshape { dims: ty.dims.clone() }, &[exact])
-    }
-
-    fn cast(&mut self, name: &str, value: ValueId, dtype: DType) -> ValueId {
-        if self.made.ty(value).dtype == dtype {
-            return value;
-        }
-        self.push(&format!("{name}.{dtype}"), Op::Cast { dtype }, &[value])
-    }
-
-    fn constant(&mut self, name: &str, number: f64, like: ValueId) -> ValueId {
-        let TensorType { dtype, dims } = self.made.ty(like).clone();
-        self.push(name, Op::Constant { value: number, dtype, dims }, &[])
-    }
-
-    fn push(&mut self, name: &str, op: Op, operands: &[ValueId]) -> ValueId {
-        let types: Vec<&TensorType> = operands.iter().map(|o| self.made.ty(*o)).collect();
-        let ty = infer(&op, &types, self.module).expect("operands are of one type").remove(0);
-        let mut unique = name.to_owned();
-        while !self.names.insert(unique.clone()) {
-            unique.push('_');
-        }
-        let result = ValueId(self.made.values.len() as u32);
-        self.made.values.push(Value { name: unique, ty, frozen: false });
-        self.made.nodes.push(Node { op, operands: operands.to_vec(), results: vec![result] });
-        result
+        let Codes { codes, scales, .. } = self.made.codes((&name, value), (&dims, &inside), format);
+        let codes = self.made.cast(&of("codes"), codes, ty.dtype.accumulation());
+        let exact = self.made.push(&of("exact"), Op::Binary(Binary::Div), &[codes, scales]);
+        let exact = self.made.cast(&of("exact"), exact, ty.dtype);
+        self.made.push(&of("read"), Op::Reshape { dims: ty.dims.clone() }, &[exact])
     }
 }
 

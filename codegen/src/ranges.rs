@@ -258,6 +258,7 @@ fn range_of_node(function: &Function, node: &Node, found: &[Option<Known>]) -> O
         | Op::FoldKey { .. }
         | Op::Compare(_)
         | Op::Contract(_)
+        | Op::ScaledContract { .. }
         | Op::Conv(_)
         | Op::Call { .. }
         | Op::Collective { .. } => None,

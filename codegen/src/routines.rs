@@ -13,6 +13,7 @@ use kernels::pitch::Pitch;
 
 use crate::canonicalise::put_reduced_dims_last;
 use crate::chunk::{Chunks, Wide, cut_rows};
+use crate::codes::read_codes;
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
@@ -472,6 +473,7 @@ fn fused(function: &Function, composites: &Module, unsharded: &Unsharded) -> Fus
     let mut function = function.clone();
     remove_empty_nodes(&mut function);
     ir::pass::remove_common_nodes(&mut function);
+    read_codes(&mut function, composites, unsharded.target);
     let chunks = match cut_rows(&function, composites, &unsharded.wide) {
         Some((whole, chunks)) => {
             function = whole;

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
+use codegen::blocks::BLOCK;
 use codegen::calls::{Calls, Operand};
-use codegen::quantise::BLOCK;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::{Precision, Products};
 use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span, Target};

@@ -247,7 +247,12 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The type whose products are as fast as this one: of two operands of BF16 that, else of its sums.
+/// The type whose products are as fast as this one: of two operands of BF16 that, of codes with
+/// scales theirs, else that of its sums.
 fn multiplied(p: &Product) -> DType {
-    if [p.stored.a, p.stored.b] == [DType::BF16; 2] { DType::BF16 } else { p.dtype }
+    match [p.stored.a, p.stored.b] {
+        [DType::BF16, DType::BF16] => DType::BF16,
+        [code, _] if p.scales.is_some() => code,
+        _ => p.dtype,
+    }
 }

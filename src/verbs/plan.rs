@@ -248,7 +248,8 @@ fn page(model: &Model, question: &PlanRequest, found: &Found) -> String {
     }
     let origin = found.plan.predictions.get("step_time_s").map_or("", |p| p.origin.as_str());
     let (all, compiled) = (found.candidate_count, found.evaluated.len());
-    let end = if found.complete { "none can be faster" } else { "the search was cut off" };
+    let end =
+        if found.complete { "none of the others can be faster" } else { "the search was cut off" };
     format!(
         "{}\n{}\n{all} candidates, {compiled} compiled, {end}; times are {origin}\n",
         header(model, question),

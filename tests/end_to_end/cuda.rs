@@ -404,6 +404,76 @@ fn whole_steps_in_narrow_types_are_as_near_as_those_of_the_cpu() {
     check_narrow("llama-bf16-2-2", &llama(), (2, 2), DType::BF16);
 }
 
+/// Layers that blocks of codes fill, on two ranks too.
+fn wide_llama() -> Description {
+    let config = r#"{"model_type": "llama", "vocab_size": 259, "max_position_embeddings": 128,
+        "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": false}"#;
+    read_config("config.json", config, "llama").expect("the config is read")
+}
+
+/// Products of a program with scales, and those of its layers without.
+fn scaled_products(trained: &Trained) -> [usize; 2] {
+    let Classes { programs, kernels, .. } = &*trained.classes;
+    let blocks = programs[0].routines.iter().filter(|routine| routine.name.starts_with("block"));
+    let launched = blocks.flat_map(|routine| &routine.instructions).filter_map(|of| match of {
+        Instruction::Launch { kernel, .. } => Some(&kernels[*kernel]),
+        _ => None,
+    });
+    let mut counts = [0, 0];
+    for kernel in launched {
+        match kernel {
+            Kernel::Product(p) => counts[usize::from(p.scales.is_none())] += 1,
+            Kernel::Products(p) => {
+                p.parts.iter().for_each(|of| counts[usize::from(of.product.scales.is_none())] += 1);
+            }
+            _ => {}
+        }
+    }
+    counts
+}
+
+/// A step of GPUs that multiply 8 bits is, executed by the CPU, that of products which read the
+/// numbers that codes are, to the bit; by their text, but for the order of sums and the codes that
+/// are others for it: those of E5M2 have two bits.
+#[test]
+fn products_of_codes_train_as_those_of_numbers() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let llama = wide_llama();
+    for (name, products, arch, mesh, limit) in [
+        ("f8-sm90a", Products::F8E4M3, Arch::Sm90a, (1, 1), 2e-3),
+        ("f8-sm89-2", Products::F8Hybrid, Arch::Sm89, (1, 2), 5e-2),
+    ] {
+        let precision = Precision { products, ..Precision::uniform(DType::F32) };
+        let of = |arch| Trained::new(&llama, mesh, 128, (precision, arch));
+        let (numbers, codes) = (of(None), of(Some(arch)));
+        // Seven products of a layer, each with two gradients.
+        assert_eq!(scaled_products(&numbers), [0, 21]);
+        // Where ranks exchange what scales are repeated to, products read numbers.
+        let [scaled, others] = scaled_products(&codes);
+        assert!(scaled + others == 21 && others <= 2 * (mesh.1 - 1), "{name}: {scaled}, {others}");
+        let functions: fn(&Kernel) -> Functions = match arch {
+            Arch::Sm90a => |kernel| functions_for(kernel, Arch::Sm90a),
+            _ => |kernel| functions_for(kernel, Arch::Sm89),
+        };
+        let (loss, expected) = numbers.step(None);
+        for (found, limit) in
+            [(codes.step(None), 0.0), (codes.step_by_text(name, functions), limit)]
+        {
+            assert!((found.0 - loss).abs() <= limit * loss, "{name}: {}, not {loss}", found.0);
+            let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+            for (weight, [gradient, _]) in &expected {
+                let apart = gradient.iter().zip(&found.1[weight][0]).map(|(a, b)| a - b);
+                let distance = norm(&apart.collect::<Vec<f64>>()) / norm(gradient);
+                assert!(distance <= limit, "{name}: gradient of `{weight}` is {distance:e} off");
+            }
+        }
+    }
+}
+
 #[test]
 fn whole_steps_equal_those_of_the_cpu() {
     if compiler().is_none() {
@@ -472,6 +542,11 @@ pub(crate) fn all_kernels() -> Vec<Kernel> {
             }
         }
     }
+    let codes = Precision { products: Products::F8Hybrid, ..Precision::training(DType::BF16) };
+    add(Trained::new(&wide_llama(), (1, 1), 128, (codes, Some(Arch::Sm90a)))
+        .classes
+        .kernels
+        .clone());
     for dtype in [DType::BF16, DType::F16] {
         add(trained(&mini, (1, 1), Precision::training(dtype)));
         add(trained(&llama(), (1, 2), Precision::training(dtype)));

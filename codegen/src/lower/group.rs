@@ -46,8 +46,9 @@ pub(super) fn turns(function: &Function, module: &Module) -> Vec<Turn> {
     let mut items = epilogues(function);
     let absorbed = absorbed(function, &items);
     for (product, node) in nodes.iter().enumerate() {
-        let is_product = matches!(node.op, Op::Contract(_) | Op::Conv(_))
-            && function.ty(node.result()).dtype.is_float();
+        let is_product =
+            matches!(node.op, Op::Contract(_) | Op::ScaledContract { .. } | Op::Conv(_))
+                && function.ty(node.result()).dtype.is_float();
         if is_product && !absorbed.contains(&product) {
             items.insert(product, Epilogue::none(product));
         }
@@ -167,7 +168,9 @@ impl Programs<'_> {
             let is_matrix = sizes.first() == Some(&1) && image.dims[1] == kernels.dims[1];
             return is_matrix.then_some(Domain { sizes, split: 2 });
         }
-        let Op::Contract(einsum) = &node.op else { return None };
+        let (Op::Contract(einsum) | Op::ScaledContract { einsum, .. }) = &node.op else {
+            return None;
+        };
         let sides = einsum.result.iter().map(|l| (einsum.a.contains(l), einsum.b.contains(l)));
         let sides: Vec<(bool, bool)> = sides.collect();
         let split = sides.iter().take_while(|side| **side == (true, false)).count();

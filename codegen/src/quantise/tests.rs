@@ -7,7 +7,7 @@ use ir::random::mix;
 use ir::tensor::Tensor;
 use ir::{DType, Module};
 
-use super::BLOCK;
+use crate::blocks::BLOCK;
 use crate::prepare::prepare_training_as;
 
 const TEXT: &str = "module m

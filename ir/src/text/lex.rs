@@ -43,8 +43,10 @@ pub(crate) fn lex(text: &str) -> Vec<Lexeme<'_>> {
     let mut at = 0;
     while at < bytes.len() {
         let start = at;
-        let einsum_follows =
-            matches!(lexemes.last(), Some(Lexeme { token: Token::Word("contract"), .. }));
+        let einsum_follows = matches!(
+            lexemes.last(),
+            Some(Lexeme { token: Token::Word("contract" | "scaled_contract"), .. })
+        );
         let token = match bytes[at] {
             b' ' | b'\t' | b'\r' => {
                 at += 1;

@@ -14,7 +14,8 @@ use ir::op::Operands;
 use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
     Access, Attention, BinaryOp, Border, Copy, CopyLoop, Family, Instr, Kernel, LoopAB, LoopAC,
-    LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, StoredTypes, Tiling, UnaryOp,
+    LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, Scales, StoredTypes, Tiling,
+    UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -37,6 +38,17 @@ fn product_of(dtype: DType) -> Kernel {
     let Kernel::Product(mut p) = product(256, true) else { unreachable!("it is a product") };
     p.stored = StoredTypes { a: dtype, b: dtype, c: DType::F32 };
     p.operands = if dtype == DType::F32 { Operands::Tf32 } else { Operands::Exact };
+    Kernel::Product(p)
+}
+
+/// A product of codes with scales, of activations and a weight or of two activations by tokens.
+fn scaled(of_weight: bool) -> Kernel {
+    let Kernel::Product(mut p) = product_of(DType::F8E4M3) else { unreachable!("it is one") };
+    let [_, _, n, k] = p.sizes();
+    let (block, of_block) = if of_weight { (Scales::RUN, 1) } else { (1, 1) };
+    let runs = k / Scales::RUN;
+    let rows = Scales { block: 1, of_block: runs, of_run: 1 };
+    p.scales = Some([rows, Scales { block, of_block, of_run: n.div_ceil(block) }]);
     Kernel::Product(p)
 }
 
@@ -195,7 +207,7 @@ fn by_wgmma(what: &'static str, kernel: Kernel) -> Expected {
 }
 
 /// What is looked for in products of neither BF16 nor F16.
-fn products_of_other_elements() -> [Expected; 5] {
+fn products_of_other_elements() -> [Expected; 9] {
     [
         Expected {
             archs: &Arch::ALL,
@@ -221,6 +233,24 @@ fn products_of_other_elements() -> [Expected; 5] {
             archs: &[Arch::Sm100],
             has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
             ..by_mma("product of bytes, converted", product_of(DType::F8E4M3))
+        },
+        Expected {
+            archs: &[Arch::Sm89],
+            has: &["QMMA.16832.F32.E4M3.E4M3", "LDSM", "LDGSTS"],
+            ..by_mma("product of codes with scales", scaled(true))
+        },
+        Expected {
+            archs: &[Arch::Sm100],
+            has: &["HMMA.16816.F32", "LDSM", "LDGSTS"],
+            ..by_mma("product of codes with scales, converted", scaled(false))
+        },
+        Expected {
+            has: &["QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG", "UTMASTG", "USETMAXREG"],
+            ..by_wgmma("product of codes with scales by warpgroups", scaled(true))
+        },
+        Expected {
+            has: &["QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG", "UTMASTG", "USETMAXREG"],
+            ..by_wgmma("product of codes with scales of rows by warpgroups", scaled(false))
         },
     ]
 }

@@ -251,11 +251,11 @@ fn routines(program: &Program, kernel: usize) -> BTreeMap<String, usize> {
 /// Products that round to TF32 have half of BF16's, as the datasheets of both devices say.
 fn least_s(told: &Told, cluster: &Cluster) -> f64 {
     let kernel = &told.kernel;
-    let halves = |p: &Product| [p.stored.a, p.stored.b].iter().all(|dtype| dtype.size() == 2);
-    let is_narrow = match kernel {
-        Kernel::Product(p) => halves(p),
-        Kernel::Products(p) => p.parts.iter().all(|part| halves(&part.product)),
-        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.size() == 2,
+    let widest = |p: &Product| p.stored.a.size().max(p.stored.b.size());
+    let operand_bytes = match kernel {
+        Kernel::Product(p) => widest(p),
+        Kernel::Products(p) => p.parts.iter().map(|of| widest(&of.product)).max().unwrap_or(4),
+        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.size(),
         Kernel::Rows(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
@@ -265,12 +265,13 @@ fn least_s(told: &Told, cluster: &Cluster) -> f64 {
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)
-        | Kernel::Fill(_) => false,
+        | Kernel::Fill(_) => 4,
     };
-    let flops_per_s = match (is_narrow, told.rounds) {
-        (true, _) => cluster.flops_per_s(DType::BF16, 1).value,
-        (false, true) => cluster.flops_per_s(DType::BF16, 1).value / 2.0,
-        (false, false) => cluster.flops_per_s(DType::F32, 1).value,
+    let flops_per_s = match (operand_bytes, told.rounds) {
+        (1, _) => cluster.flops_per_s(DType::F8E4M3, 1).value,
+        (2, _) => cluster.flops_per_s(DType::BF16, 1).value,
+        (_, true) => cluster.flops_per_s(DType::BF16, 1).value / 2.0,
+        (_, false) => cluster.flops_per_s(DType::F32, 1).value,
     };
     let bytes_s = price::bytes(kernel).0 as f64 / cluster.memory_bandwidth(1).value;
     let flops_s = price::flops(kernel).0 as f64 / flops_per_s;

@@ -74,6 +74,7 @@ fn product(r: &mut Draws) -> Product {
         stored: StoredTypes::all(DType::F32),
         operands: Operands::Exact,
         borders: Vec::new(),
+        scales: None,
         tiling: Tiling::default(),
     }
 }

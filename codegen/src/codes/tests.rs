@@ -1,0 +1,183 @@
+use ir::eval::eval;
+use ir::plan::Keep;
+use ir::precision::{Precision, Products};
+use ir::random::mix;
+use ir::target::InstructionSet;
+use ir::tensor::Tensor;
+
+use super::*;
+use crate::partition::{Place, bindings};
+use crate::prepare::prepare_training_as;
+use crate::specialise::specialise;
+
+const TEXT: &str = "module m
+  func @first(%x: f32[B, 128, 256], %w: f32[256, 2, 64]) {
+    %y: f32[B, 128, 2, 64] = contract bsm,mhd->bshd %x %w
+    return %y
+  }
+  func @second(%y: f32[B, 128, 2, 64], %w: f32[384, 2, 64], %c: f32[384]) {
+    %z: f32[B, 128, 384] = contract bshd,ohd->bso %y %w
+    %d: f32[B, 128, 384] = broadcast new=[0, 1] %c
+    %r: f32[B, 128, 384] = add %z %d
+    return %r
+  }
+  func @last(%y: f32[B, 128, 384], %v: f32[384, 3]) {
+    %z: f32[B, 128, 3] = contract bso,on->bsn %y %v
+    %sum: f32[] = reduce sum dims=[0, 1, 2] %z
+    return %sum
+  }
+  func @main(%x: f32[B, 128, 256], %w: f32[256, 2, 64], %u: f32[384, 2, 64], %c: f32[384],
+      %v: f32[384, 3]) {
+    %y: f32[B, 128, 2, 64] = call @first %x %w
+    %z: f32[B, 128, 384] = call @second %y %u %c
+    %sum: f32[] = call @last %z %v
+    return %sum
+  }
+";
+
+/// One rank.
+const TWO_SAMPLES: Place =
+    Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2, target: None };
+
+fn random(ty: &TensorType, seed: u32) -> Tensor {
+    let dims = ty.sizes().expect("sizes are bound");
+    let number = |at: usize| {
+        let bits = mix(u64::from(seed) << 32 | at as u64) as u32;
+        // Of many sizes, zeros among them.
+        let scale = 2.0_f64.powi((bits >> 8) as i32 % 16 - 8);
+        let number = scale * (f64::from(bits) / f64::from(u32::MAX) - 0.5);
+        if bits.is_multiple_of(7) { 0.0 } else { number }
+    };
+    Tensor::from_f64(ty.dtype, &dims, (0..dims.iter().product()).map(number).collect())
+}
+
+/// The products of codes of a function, and how many operands are transposed for them.
+fn counts(function: &Function) -> [usize; 2] {
+    let count = |is: fn(&Op) -> bool| function.nodes.iter().filter(|node| is(&node.op)).count();
+    [
+        count(|op| matches!(op, Op::ScaledContract { .. })),
+        count(|op| matches!(op, Op::Transpose { .. })),
+    ]
+}
+
+fn operands(function: &Function) -> Vec<Tensor> {
+    let typed = function.params().zip(0..);
+    typed.map(|(param, seed)| random(function.ty(param), seed)).collect()
+}
+
+fn assert_near(found: &[Tensor], expected: &[Tensor], limit: f64, text: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let (x, y) = (expected.to_f64(), found.to_f64());
+        let apart: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x - y).collect();
+        let distance = norm(&apart) / norm(&x);
+        assert!(distance <= limit, "{distance:e}\n{text}");
+    }
+}
+
+/// Forward passes and gradients with products of codes are those of the numbers that codes are,
+/// but for the order of sums, in F32 and in BF16, which rounds each result.
+#[test]
+fn products_of_codes_are_those_of_numbers() {
+    for products in [Products::F8E4M3, Products::F8Hybrid] {
+        for (precision, limit) in [
+            (Precision::uniform(DType::F32), 1e-6),
+            (Precision::training(DType::BF16), 2.0_f64.powi(-8)),
+        ] {
+            let module = ir::text::parse_module("test", TEXT).expect("it reads");
+            let precision = Precision { products, ..precision };
+            let mut module = prepare_training_as(module, "main", &precision).expect("it is");
+            module.bind(&bindings(TWO_SAMPLES));
+            for (name, wanted) in [
+                ("first", [1, 1]),
+                ("second", [1, 0]),
+                // The gradient of a weight reads both operands by tokens.
+                ("first.grad", [3, 3]),
+                ("second.grad", [3, 3]),
+            ] {
+                let function = module.function(name).expect("a layer").clone();
+                let mut read = function.clone();
+                let target = Some(Target::Cuda(Arch::Sm90a));
+                read_codes(&mut read, &module, target);
+                assert_eq!(counts(&read), wanted, "{name}: {read}");
+                let text = read.to_string();
+                let operands = operands(&function);
+                let mut changed = module.clone();
+                let place = changed.functions.iter_mut().find(|f| f.name == name);
+                *place.expect("a layer") = read;
+                let [expected, found] = [&module, &changed]
+                    .map(|module| eval(module, name, &operands).expect("it runs"));
+                assert_near(&found, &expected, limit, &text);
+                let again = ir::text::parse_module("test", &changed.to_string()).expect("it reads");
+                assert_eq!(again.to_string(), changed.to_string());
+            }
+        }
+    }
+}
+
+/// Codes that others have made: of another largest number they are read as they are, and where
+/// scales are no powers of two products read numbers.
+#[test]
+fn codes_of_others_keep_their_numbers() {
+    let module = ir::text::parse_module("test", TEXT).expect("it reads");
+    let precision = Precision { products: Products::F8E4M3, ..Precision::uniform(DType::F32) };
+    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
+    module.bind(&bindings(TWO_SAMPLES));
+    let text = module.to_string();
+    let other_most = text.replace("constant 448.0", "constant 240.0");
+    let no_powers = text.replace("= power_floor", "= abs");
+    assert!(other_most != text && no_powers != text, "{text}");
+    for (text, wanted) in [(other_most, [3, 3]), (no_powers, [0, 0])] {
+        let mut module = ir::text::parse_module("test", &text).expect("it reads");
+        let function = module.function("first.grad").expect("a layer").clone();
+        let operands = operands(&function);
+        let expected = eval(&module, "first.grad", &operands).expect("it runs");
+        let mut read = function.clone();
+        read_codes(&mut read, &module, Some(Target::Cuda(Arch::Sm90a)));
+        assert_eq!(counts(&read), wanted, "{read}");
+        *module.functions.iter_mut().find(|f| f.name == "first.grad").expect("a layer") = read;
+        let found = eval(&module, "first.grad", &operands).expect("it runs");
+        assert_near(&found, &expected, 1e-6, &text);
+    }
+}
+
+/// What a forward half keeps are numbers, and scales or what they follow from: the backward half
+/// makes codes of them again.
+#[test]
+fn halves_of_gradients_read_codes() {
+    let module = ir::text::parse_module("test", TEXT).expect("it reads");
+    let precision = Precision { products: Products::F8E4M3, ..Precision::training(DType::BF16) };
+    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
+    module.bind(&bindings(TWO_SAMPLES));
+    for (name, ends) in [("first.grad", [2, 1]), ("second.grad", [3, 1])] {
+        for keep in Keep::ALL {
+            let function = module.function(name).expect("a layer");
+            let halves = specialise(function, &module, ends, keep, &[]);
+            for (mut half, count) in [(halves.forward, 1), (halves.backward, 2)] {
+                read_codes(&mut half, &module, Some(Target::Cuda(Arch::Sm90a)));
+                assert_eq!(counts(&half)[0], count, "{half}");
+            }
+        }
+    }
+}
+
+/// Where no instruction multiplies 8 bits, and in functions without codes, nothing changes.
+#[test]
+fn other_targets_and_functions_stay() {
+    let module = ir::text::parse_module("test", TEXT).expect("it reads");
+    let precision = Precision { products: Products::F8E4M3, ..Precision::uniform(DType::F32) };
+    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
+    module.bind(&bindings(TWO_SAMPLES));
+    let cpu = Some(Target::Cpu(InstructionSet::Amx));
+    let older = Some(Target::Cuda(Arch::Sm80));
+    let newer = Some(Target::Cuda(Arch::Sm90a));
+    for (name, target) in
+        [("first.grad", None), ("first.grad", cpu), ("first.grad", older), ("last.grad", newer)]
+    {
+        let function = module.function(name).expect("a layer").clone();
+        let mut read = function.clone();
+        read_codes(&mut read, &module, target);
+        assert_eq!(read, function, "{name} for {target:?}");
+    }
+}
