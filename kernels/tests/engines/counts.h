@@ -81,9 +81,9 @@ UNCHECKED inline void count_access(const void* at, size_t bytes, const void* ins
   const unsigned char* place = (const unsigned char*)at;
   const Region* buffer = buffer_of(place);
   bool is_shared = block.dynamic && place >= block.dynamic && place < block.dynamic + block.dynamic_bytes;
-  for (size_t i = 0; i < array_count; i++) {
-    const unsigned char* start = arrays[i].start + arrays[i].before;
-    is_shared = is_shared || (place >= start && place < start + arrays[i].bytes);
+  for (size_t i = 0; i < block.array_count; i++) {
+    const unsigned char* start = block.arrays[i].start + block.arrays[i].before;
+    is_shared = is_shared || (place >= start && place < start + block.arrays[i].bytes);
   }
   if (buffer || is_shared) {
     if (counted_serial != serial) end_requests();

@@ -1,5 +1,6 @@
-//! The text of kernels as CUDA C++, compiled for this machine: blocks run one after the other,
-//! their threads are fibers. Where a GPU is asked for, it executes the text instead.
+//! The text of kernels as CUDA C++, compiled for this machine: blocks run one after the other, or
+//! a few in turn, and their threads are fibers. Where a GPU is asked for, it executes the text
+//! instead.
 
 #[path = "gpu.rs"]
 mod gpu;

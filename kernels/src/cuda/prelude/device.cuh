@@ -58,6 +58,21 @@ PART unsigned int opaque(unsigned int x) { asm volatile("" : "+r"(x)); return x;
 
 PART void sync_block() { __syncthreads(); }
 PART void sync_warp() { __syncwarp(); }
+// Waits until a counter in global memory is the number of a turn: what was written before the turn
+// before that ended is visible to the thread, and to others after a barrier.
+PART void wait_for_turn(const unsigned int* counter, unsigned int turn) {
+  unsigned int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now)
+                 : "l"(__cvta_generic_to_global(counter)) : "memory");
+  } while (now != turn);
+}
+// Ends a turn: the next one is that of the number. What threads wrote before the last barrier is
+// visible to who waits for it.
+PART void end_turn(unsigned int* counter, unsigned int next) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
+               "r"(next) : "memory");
+}
 // The value of the lane whose number differs in `bits`.
 template <class T> PART T shuffle_xor(T x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
 template <class T> PART T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }

@@ -1,8 +1,10 @@
 // The prelude for CPUs: threads of a block are fibers, switched at barriers.
 //
-// Blocks run one after the other on the thread that launches. Where threads never synchronise they
-// are a loop. The order of threads follows from the seed. Shared memory is filled with NaNs before
-// each block. A deadlock ends the program, and names the barriers that threads wait at.
+// Blocks run one after the other on the thread that launches; those of a function that take turns
+// are there several at a time, and are switched where they take turns and at barriers of the block.
+// Where threads never synchronise they are a loop. The order of threads, and of blocks, follows from
+// the seed. Shared memory is filled with NaNs before each block. A deadlock within a block ends the
+// program, and names the barriers that threads wait at; one of blocks is reported.
 
 #include <algorithm>
 #include <cmath>
@@ -23,27 +25,9 @@
 #define UNROLL_4
 #define NO_UNROLL
 #define __restrict__ __restrict
-// Shared memory of the block; its first thread fills it with NaNs.
-#ifndef SHIM_CHECKED
-#define SHARED(T, NAME, COUNT)                    \
-  alignas(128) static thread_local T NAME[COUNT]; \
-  static thread_local u_int64_t NAME##_of = 0;    \
-  if (NAME##_of != shim::serial) {                \
-    memset((void*)NAME, 0xff, sizeof NAME);       \
-    NAME##_of = shim::serial;                     \
-  }
-#else
-// With guards before and after it that no thread may access.
-#define SHARED(T, NAME, COUNT)                                      \
-  alignas(128) static thread_local T NAME##_guarded[(COUNT) + 256];    \
-  T* NAME = NAME##_guarded + 128;                                      \
-  static thread_local u_int64_t NAME##_of = 0;                      \
-  if (NAME##_of != shim::serial) {                                  \
-    memset((void*)NAME##_guarded, 0xff, sizeof NAME##_guarded);           \
-    NAME##_of = shim::serial;                                       \
-    shim::track(#NAME, NAME##_guarded, 128 * sizeof(T), sizeof(T) * (COUNT)); \
-  }
-#endif
+// Shared memory of the block, with guards before and after it that no thread may access.
+#define SHARED(T, NAME, COUNT) \
+  T* NAME = (T*)shim::shared_array(#NAME, 128 * sizeof(T), sizeof(T) * (COUNT))
 
 inline float float_of_bits(unsigned int bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned int bits_of(float x) { unsigned int bits; memcpy(&bits, &x, 4); return bits; }
@@ -144,14 +128,35 @@ struct Warpgroup {
   unsigned int registers = 0;
 };
 
+// An array in shared memory, between guards of `before` bytes.
+struct Shadow;
+struct SharedArray {
+  const char* name;
+  unsigned char* start;
+  size_t before, bytes;
+  Shadow* shadow;
+};
+
+// A thread that waits until a counter in global memory is a number.
+struct TurnWait {
+  const unsigned int* counter;
+  unsigned int turn;
+  Fiber* fiber;
+};
+
+const size_t ARRAYS = 16;
+
 struct Block {
+  Index index = {};
+  // Its number, of all that this thread has run.
+  u_int64_t serial = 0;
+  std::vector<char*> stacks;
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
   size_t head = 0;
   Fiber* current = nullptr;
   void* caller = nullptr;
   size_t alive = 0;
-  std::function<void()> body;
   Barrier all;
   std::vector<Barrier> warps;
   // For each thread what a collective of its warp reads.
@@ -167,23 +172,52 @@ struct Block {
   bool interleaves = false;
   unsigned char* dynamic = nullptr;
   size_t dynamic_bytes = 0;
+  std::vector<unsigned char> room;
+  SharedArray arrays[ARRAYS];
+  size_t array_count = 0;
+  std::vector<TurnWait> turns;
+  // It is moved, never copied: what runs points into what it has.
+  Block() = default;
+  Block(Block&&) = default;
+  Block& operator=(Block&&) = default;
 };
 
+// The block that runs; all others that are there are kept by the launch.
 inline thread_local Block block;
+// The same for hooks, where its threads run: theirs must not be called for it.
+inline thread_local Block* running = nullptr;
+// What each thread runs.
+inline thread_local std::function<void()> body;
+// How many blocks there may be at a time.
+inline thread_local u_int64_t residents = 1;
 // The first finding since it was last asked for.
 inline thread_local char report[256];
+// Stacks of no block.
 inline thread_local std::vector<char*> stacks;
-// The number of the block, of all that this thread has run.
-inline thread_local u_int64_t serial = 0;
+// Arrays of no block, to be used again.
+inline thread_local std::vector<SharedArray> arrays_left;
+// The number of the block that runs, and of the last one that has begun.
+inline thread_local u_int64_t serial = 0, serial_last = 0;
 inline thread_local Index thread_index, block_index, block_size, grid_size;
 
 const size_t STACK = 64 << 10;
 
-#ifdef SHIM_CHECKED
-void track(const char* name, const void* start, size_t before, size_t bytes);
-void untrack();
-#else
-inline void untrack() {}
+// What is known of the accesses to an array in shared memory.
+Shadow* new_shadow(size_t bytes);
+// Blocks of the launch share some bytes of a buffer by turns: accesses are looked at from now on.
+void share(const void* start, size_t bytes);
+void unshare();
+void begin_turns(u_int64_t blocks);
+// A thread has waited for a turn, or ends it.
+void acquire(const unsigned int* counter);
+void release(const unsigned int* counter);
+#ifndef SHIM_CHECKED
+inline Shadow* new_shadow(size_t) { return nullptr; }
+inline void share(const void*, size_t) {}
+inline void unshare() {}
+inline void begin_turns(u_int64_t) {}
+inline void acquire(const unsigned int*) {}
+inline void release(const unsigned int*) {}
 #endif
 // Records an access of a thread to shared memory that is not a load or store of its own.
 void access_shared(unsigned int thread, const void* place, size_t bytes, bool writes);
@@ -264,8 +298,19 @@ inline void interleave() {
   next();
 }
 
+// Another block goes on first.
+inline void pause() {
+  Fiber* me = block.current;
+  block.ready.push_back(me);
+  shim_switch(&me->stack_pointer, block.caller);
+}
+// The same in some orders, where there are several.
+inline void pause_at_times() {
+  if (residents > 1 && draw() % 4 == 1) pause();
+}
+
 inline void begin() {
-  block.body();
+  body();
   block.current->is_done = true;
   block.alive -= 1;
   next();
@@ -290,31 +335,55 @@ inline unsigned int lane() { return (unsigned int)(block.current - block.fibers.
 
 void check_registers();
 
-inline void run_block(unsigned int threads, u_int64_t seed) {
+inline void* shared_array(const char* name, size_t before, size_t bytes) {
   Block& b = block;
+  for (size_t at = 0; at < b.array_count; at++) {
+    if (!strcmp(b.arrays[at].name, name)) return b.arrays[at].start + before;
+  }
+  if (b.array_count == ARRAYS) abort();
+  auto fits = [&](const SharedArray& of) {
+    return of.before == before && of.bytes == bytes && !strcmp(of.name, name);
+  };
+  auto left = std::find_if(arrays_left.begin(), arrays_left.end(), fits);
+  SharedArray& own = b.arrays[b.array_count++];
+  if (left != arrays_left.end()) {
+    own = *left;
+    arrays_left.erase(left);
+  } else {
+    size_t all = (2 * before + bytes + 127) / 128 * 128;
+    own = SharedArray{name, (unsigned char*)aligned_alloc(128, all), before, bytes, nullptr};
+    if (!own.start) abort();
+  }
+  // What is left may be of a library without checks.
+  if (!own.shadow) own.shadow = new_shadow(bytes);
+  memset(own.start, 0xff, 2 * before + bytes);
+  return own.start + before;
+}
+
+// Begins a block: its threads are ready, in an order of the seed.
+inline void begin_block(unsigned int number, unsigned int threads, u_int64_t seed) {
+  block = Block{};
+  Block& b = block;
+  b.index = Index{number, 0, 0};
+  b.serial = serial_last += 1;
   while (stacks.size() < threads) {
     void* room = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED) { fprintf(stderr, "no room for the stacks of a block\n"); abort(); }
     stacks.push_back((char*)room);
   }
+  b.stacks.assign(stacks.end() - threads, stacks.end());
+  stacks.resize(stacks.size() - threads);
   b.fibers.assign(threads, Fiber{});
   b.warps.assign((threads + 31) / 32, Barrier{});
   b.shown.assign(threads, nullptr);
   b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
-  b.mbarriers.clear();
-  b.named.clear();
-  b.copies.clear();
   b.random = seed;
   b.interleaves = seed & 4;
-  b.dynamic = nullptr;
-  b.all.waiting.clear();
-  b.ready.clear();
-  b.head = 0;
   b.alive = threads;
   for (unsigned int i = 0; i < threads; i++) {
     Fiber& fiber = b.fibers[i];
     fiber.index = Index{i, 0, 0};
-    void** top = (void**)(stacks[i] + STACK) - 1;
+    void** top = (void**)(b.stacks[i] + STACK) - 1;
     *--top = (void*)begin;
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
     fiber.stack_pointer = top;
@@ -324,9 +393,42 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
     seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
     std::swap(b.ready[i - 1], b.ready[(seed >> 33) % i]);
   }
+}
+
+// Runs the block until it pauses, or until none of its threads can go on.
+inline void go_on() {
+  Block& b = block;
+  std::vector<TurnWait> later;
+  for (const TurnWait& wait : b.turns) {
+    if (*wait.counter == wait.turn) b.ready.push_back(wait.fiber);
+    else later.push_back(wait);
+  }
+  b.turns.swap(later);
+  block_index = b.index;
+  serial = b.serial;
   b.current = b.ready[b.head++];
   thread_index = b.current->index;
+  running = &b;
   shim_switch(&b.caller, b.current->stack_pointer);
+  running = nullptr;
+}
+
+inline bool can_go_on(const Block& b) {
+  auto has_come = [](const TurnWait& wait) { return *wait.counter == wait.turn; };
+  return b.head < b.ready.size() || std::any_of(b.turns.begin(), b.turns.end(), has_come);
+}
+
+// Ends a block: what it had is used again.
+inline void end_block() {
+  Block& b = block;
+  stacks.insert(stacks.end(), b.stacks.begin(), b.stacks.end());
+  arrays_left.insert(arrays_left.end(), b.arrays, b.arrays + b.array_count);
+  b.array_count = 0;
+}
+
+// Looks at a block that has run to its end, or to a deadlock.
+inline void check_block() {
+  Block& b = block;
   // Where threads wait for copies too a deadlock is reported, as tests cause some.
   check_registers();
   for (Fiber& fiber : b.fibers) {
@@ -349,27 +451,65 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   }
 }
 
-// Blocks of a persistent function: the first seeds have one block take all tiles, or few.
-inline u_int64_t resident(u_int64_t tiles, u_int64_t seed) { return std::min<u_int64_t>(tiles, 1 + seed % 4); }
+// Some of as many as the first seeds have one of, or few.
+inline u_int64_t resident(u_int64_t all, u_int64_t seed) { return std::min<u_int64_t>(all, 1 + seed % 4); }
+
+// Runs the blocks of a grid, which start in their order, each when there is room for it.
+inline void run_blocks(u_int64_t blocks, unsigned int threads, u_int64_t seed) {
+  std::vector<Block> there;
+  u_int64_t begun = 0, random = seed;
+  while (begun < blocks || !there.empty()) {
+    for (; there.size() < residents && begun < blocks; begun++) {
+      begin_block((unsigned int)begun, threads, seed ? seed + begun : 0);
+      there.push_back(std::move(block));
+    }
+    random = random * 6364136223846793005ULL + 1442695040888963407ULL * (random != 0);
+    size_t at = 0, first = (random >> 33) % there.size();
+    while (at < there.size() && !can_go_on(there[(first + at) % there.size()])) at++;
+    if (at == there.size()) {
+      find("block %u waits for turn %u, which does not come", there[0].index.x, there[0].turns[0].turn);
+      for (Block& lost : there) { block = std::move(lost); end_block(); }
+      return;
+    }
+    at = (first + at) % there.size();
+    block = std::move(there[at]);
+    go_on();
+    if (can_go_on(block) || !block.turns.empty()) {
+      there[at] = std::move(block);
+      continue;
+    }
+    check_block();
+    end_block();
+    there.erase(there.begin() + at);
+  }
+}
 
 // Runs a function on a grid.
 template <class F> void launch(u_int64_t blocks, unsigned int threads, bool synchronizes, u_int64_t seed, F f) {
-  untrack();
   block_size = Index{threads, 1, 1};
   grid_size = Index{(unsigned int)blocks, 1, 1};
-  if (synchronizes) block.body = f;
+  if (synchronizes) {
+    body = f;
+    run_blocks(blocks, threads, seed);
+    return;
+  }
   for (u_int64_t at = 0; at < blocks; at++) {
     block_index = Index{(unsigned int)at, 0, 0};
-    serial += 1;
-    if (synchronizes) {
-      run_block(threads, seed ? seed + at : 0);
-      continue;
-    }
+    serial = serial_last += 1;
     for (unsigned int i = 0; i < threads; i++) {
       thread_index = Index{seed & 1 ? threads - 1 - i : i, 0, 0};
       f();
     }
   }
+}
+
+// The same, where blocks take turns: of the blocks some are there at a time.
+template <class F> void launch_turns(u_int64_t blocks, unsigned int threads, u_int64_t seed, F f) {
+  residents = resident(blocks, seed);
+  begin_turns(blocks);
+  launch(blocks, threads, true, seed, f);
+  unshare();
+  residents = 1;
 }
 
 }  // namespace shim
@@ -388,6 +528,7 @@ extern "C" const char* shim_report() {
 #define gridDim shim::grid_size
 
 inline void sync_block() {
+  shim::pause_at_times();
   shim::barrier_wait(shim::block.all, shim::block.fibers.size(), "sync_block");
   shim::block.current->blocks += 1;
 }
@@ -397,7 +538,25 @@ inline void sync_lanes(const char* place) {
   size_t members = all - 32 * warp < 32 ? all - 32 * warp : 32;
   barrier_wait(block.warps[warp], members, place);
 }
+// Goes on with other threads, and other blocks, until a counter is a number.
+inline void wait_for(const unsigned int* counter, unsigned int turn) {
+  while (*counter != turn) {
+    block.turns.push_back(TurnWait{counter, turn, block.current});
+    block.current->waits = "wait_for_turn";
+    next();
+    block.current->waits = nullptr;
+  }
+}
 }  // namespace shim
+inline void wait_for_turn(const unsigned int* counter, unsigned int turn) {
+  shim::wait_for(counter, turn);
+  shim::acquire(counter);
+}
+inline void end_turn(unsigned int* counter, unsigned int next) {
+  shim::release(counter);
+  *counter = next;
+  shim::pause_at_times();
+}
 inline void sync_warp() {
   shim::sync_lanes("sync_warp");
   shim::block.current->warps += 1;
@@ -646,10 +805,9 @@ namespace shim {
 const unsigned int REGISTERS = 65536;
 
 inline unsigned char* dynamic_shared(size_t bytes) {
-  static thread_local std::vector<unsigned char> room;
   if (!block.dynamic) {
-    room.assign(bytes + 1024, 0xff);
-    block.dynamic = (unsigned char*)(((uintptr_t)room.data() + 1023) / 1024 * 1024);
+    block.room.assign(bytes + 1024, 0xff);
+    block.dynamic = (unsigned char*)(((uintptr_t)block.room.data() + 1023) / 1024 * 1024);
     block.dynamic_bytes = bytes;
   }
   return block.dynamic;
@@ -1058,29 +1216,7 @@ struct Shadow {
   Access write, reads[2];
 };
 
-// An array in shared memory, between guards of `before` bytes.
-struct SharedArray {
-  const char* name;
-  const unsigned char* start;
-  size_t before, bytes;
-  Shadow* shadow;
-};
-
-const size_t ARRAYS = 64;
-inline thread_local SharedArray arrays[ARRAYS];
-inline thread_local size_t array_count = 0;
-inline UNCHECKED void track(const char* name, const void* start, size_t before, size_t bytes) {
-  for (size_t at = 0; at < array_count; at++) {
-    if (arrays[at].start == start) return;
-  }
-  if (array_count == ARRAYS) abort();
-  Shadow* shadow = (Shadow*)calloc(bytes, sizeof(Shadow));
-  arrays[array_count++] = SharedArray{name, (const unsigned char*)start, before, bytes, shadow};
-}
-
-inline UNCHECKED void untrack() {
-  while (array_count) free(arrays[--array_count].shadow);
-}
+inline Shadow* new_shadow(size_t bytes) { return (Shadow*)calloc(bytes, sizeof(Shadow)); }
 
 inline UNCHECKED bool happens_before(const Access& access, const Access& now) {
   if (access.thread == ~0u || access.thread == now.thread || access.blocks < now.blocks) return true;
@@ -1119,10 +1255,10 @@ inline UNCHECKED void access_byte(const SharedArray& array, size_t at, const Acc
 
 inline UNCHECKED void access_shared(unsigned int thread, const void* place, size_t bytes, bool writes) {
   const unsigned char* p = (const unsigned char*)place;
-  for (size_t at = 0; at < array_count; at++) {
-    const SharedArray& array = arrays[at];
+  for (size_t at = 0; at < running->array_count; at++) {
+    const SharedArray& array = running->arrays[at];
     if (p < array.start || p >= array.start + 2 * array.before + array.bytes) continue;
-    const Fiber* me = block.current;
+    const Fiber* me = running->current;
     Access now = {thread, me->blocks, me->warps};
     for (size_t i = 0; i < bytes; i++) {
       size_t offset = (size_t)(p + i - array.start) - array.before;
@@ -1136,8 +1272,106 @@ inline UNCHECKED void access_shared(unsigned int thread, const void* place, size
   }
 }
 
+// ---- what blocks share by turns
+//
+// Of each other block a block knows what that had done before some barrier of its own: what it wrote
+// is then seen. It learns that from a counter, where another has left it.
+
+// Bytes of a buffer that blocks share, and the accesses to each word.
+struct GlobalAccess { unsigned int block; Access of; };
+struct GlobalShadow { GlobalAccess write, reads[2]; };
+inline thread_local const unsigned char* shared_start = nullptr;
+inline thread_local size_t shared_bytes_count = 0;
+inline thread_local GlobalShadow* global_shadow = nullptr;
+
+// All barriers of another block before this one are known, since a thread has acquired it after a
+// number of barriers of its own: to that thread, and to others behind the next barrier.
+struct Known { unsigned int settled, fresh, thread, blocks; };
+inline thread_local Known* known_blocks = nullptr;
+inline thread_local unsigned int turn_blocks = 0;
+// What is left at counters, for each block.
+inline thread_local std::map<const unsigned int*, std::vector<unsigned int>> left_at;
+
+inline void share(const void* start, size_t bytes) {
+  shared_start = (const unsigned char*)start;
+  shared_bytes_count = bytes;
+  global_shadow = (GlobalShadow*)malloc(bytes / 4 * sizeof(GlobalShadow));
+  memset((void*)global_shadow, 0xff, bytes / 4 * sizeof(GlobalShadow));
+}
+inline void begin_turns(u_int64_t blocks) {
+  turn_blocks = (unsigned int)blocks;
+  known_blocks = (Known*)calloc(blocks * blocks, sizeof(Known));
+  left_at.clear();
+}
+inline void unshare() {
+  free(global_shadow);
+  free(known_blocks);
+  global_shadow = nullptr;
+  known_blocks = nullptr;
+  shared_bytes_count = 0;
+}
+
+// The first barrier of another block that the running thread does not know to have been passed.
+inline UNCHECKED unsigned int known_of(unsigned int other) {
+  const Known& known = known_blocks[(size_t)block_index.x * turn_blocks + other];
+  const Fiber* me = running->current;
+  bool is_seen = known.thread == me->index.x || known.blocks < me->blocks;
+  return is_seen && known.fresh > known.settled ? known.fresh : known.settled;
+}
+
+inline void acquire(const unsigned int* counter) {
+  auto found = left_at.find(counter);
+  if (found == left_at.end()) return;
+  for (unsigned int other = 0; other < turn_blocks; other++) {
+    Known& known = known_blocks[(size_t)block_index.x * turn_blocks + other];
+    unsigned int settled = known_of(other), fresh = found->second[other];
+    known = Known{settled, fresh, block.current->index.x, block.current->blocks};
+  }
+}
+inline void release(const unsigned int* counter) {
+  std::vector<unsigned int>& left = left_at[counter];
+  left.assign(turn_blocks, 0);
+  for (unsigned int other = 0; other < turn_blocks; other++) left[other] = known_of(other);
+  left[block_index.x] = block.current->blocks;
+}
+
+inline UNCHECKED bool is_known(const GlobalAccess& access, const Access& now) {
+  if (access.block == ~0u) return true;
+  if (access.block == block_index.x) return happens_before(access.of, now);
+  return access.of.blocks < known_of(access.block);
+}
+
+inline UNCHECKED void report_global(const Access& now, const char* what, const GlobalAccess& other) {
+  if (report[0]) return;
+  snprintf(report, sizeof report, "thread %u of block %u %s thread %u of block %u", now.thread,
+           block_index.x, what, other.of.thread, other.block);
+}
+
+inline UNCHECKED void access_global(const unsigned char* place, size_t bytes, bool writes) {
+  const Fiber* me = running->current;
+  Access now = {me->index.x, me->blocks, me->warps};
+  for (size_t i = 0; i < bytes; i += 4) {
+    GlobalShadow& shadow = global_shadow[(size_t)(place + i - shared_start) / 4];
+    if (!is_known(shadow.write, now)) report_global(now, "has not waited for the write of", shadow.write);
+    if (!writes) {
+      if (shadow.write.block == ~0u) report_global(now, "reads what nobody wrote, as", shadow.write);
+      if (shadow.reads[0].block != block_index.x) shadow.reads[1] = shadow.reads[0];
+      shadow.reads[0] = GlobalAccess{block_index.x, now};
+      continue;
+    }
+    for (int r = 0; r < 2; r++) {
+      if (!is_known(shadow.reads[r], now)) report_global(now, "has not waited for the read of", shadow.reads[r]);
+    }
+    shadow.write = GlobalAccess{block_index.x, now};
+  }
+}
+
 inline UNCHECKED void hook(const void* place, size_t bytes, bool writes, const void* instruction) {
-  if (array_count) access_shared(thread_index.x, place, bytes, writes);
+  const unsigned char* p = (const unsigned char*)place;
+  if (running) {
+    access_shared(thread_index.x, place, bytes, writes);
+    if (p >= shared_start && p < shared_start + shared_bytes_count) access_global(p, bytes, writes);
+  }
   count_access(place, bytes, instruction, false);
 }
 
