@@ -753,7 +753,7 @@ fn kind(tile: &Tile) -> String {
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),
         Tile::FlashWarpgroup(tile) => format!("flash by warpgroups {}", tile.key_tile),
-        Tile::FlashBackward(tile) => format!("flash backward {:?} by {}", tile.part, tile.step),
+        Tile::FlashBackward(tile) => format!("flash backward by {}", tile.step),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),
     }

@@ -33,8 +33,12 @@ pub struct AttentionTile {
 pub enum Part {
     /// The result and `lse`.
     Forward,
-    /// `delta`: for each query the dot product of the result with its gradient.
-    Delta,
+    /// `delta`: for each query the dot product of the result with its gradient; and for each tile
+    /// of so many queries that the first turn to add to their gradient is next.
+    Delta {
+        /// Queries of a tile.
+        tile: usize,
+    },
     /// The gradient of queries, and `delta` where it was not computed before.
     Queries,
     /// The gradients of keys and values.
@@ -68,7 +72,8 @@ pub(super) struct Names {
     pub(super) lse: Option<String>,
     pub(super) dout: String,
     pub(super) grads: Vec<String>,
-    pub(super) workspace: String,
+    /// Of `delta`, and on tensor cores of the sums of dQ and of whose turn it is to add.
+    pub(super) workspaces: Vec<String>,
 }
 
 impl Names {
@@ -82,7 +87,7 @@ impl Names {
             let key = a.dropout.as_ref().map(|_| next());
             let position = a.position.then(&mut next);
             let (out, lse) = (next(), (!a.position).then(&mut next));
-            let (dout, grads, workspace) = (String::new(), Vec::new(), String::new());
+            let (dout, grads, workspaces) = (String::new(), Vec::new(), Vec::new());
             return Names {
                 q,
                 k,
@@ -95,14 +100,14 @@ impl Names {
                 lse,
                 dout,
                 grads,
-                workspace,
+                workspaces,
             };
         }
         let (out, lse, dout) = (next(), Some(next()), next());
         let key = a.dropout.as_ref().map(|_| next());
         let grads = (0..3 + usize::from(a.bias.is_some() && a.bias_grad)).map(|_| next()).collect();
-        let (position, workspace) = (None, next());
-        Names { q, k, v, bias, documents, key, position, out, lse, dout, grads, workspace }
+        let (position, workspaces) = (None, names.collect());
+        Names { q, k, v, bias, documents, key, position, out, lse, dout, grads, workspaces }
     }
 }
 
@@ -110,6 +115,11 @@ impl Names {
 pub(super) fn row_of(name: &str, strides: [usize; 3], batch: &str, at: &str, head: &str) -> String {
     let [b, s, h] = strides;
     format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
+}
+
+/// The number of a tile of `size` queries of head `h` of sample `b`, among all.
+pub(super) fn tile_of_queries(a: &Attention, size: usize, tile: &str) -> String {
+    format!("(b * {} + h) * {} + {tile}", a.heads, a.queries.div_ceil(size))
 }
 
 /// Whether query `s` and key `j`, which are there, are of one document, as an expression; none
@@ -164,9 +174,12 @@ impl AttentionTile {
         print_scalars(&self.attention, &names, text);
         match self.part {
             Part::Forward => self.print_forward(&names, text),
-            Part::Delta => {
+            Part::Delta { tile } => {
                 self.print_query(text);
                 self.print_delta(&names, text);
+                let place = tile_of_queries(&self.attention, tile, &format!("s / {tile}"));
+                let turns = &names.workspaces[2];
+                line!(text, "if (lane == 0 && s % {tile} == 0) {turns}[{place}] = 0;");
             }
             Part::Queries => self.print_queries(&names, text),
             Part::Keys => self.print_keys(&names, text),
@@ -373,7 +386,7 @@ impl AttentionTile {
             text,
             "for (int bits = 16; bits > 0; bits /= 2) delta = delta + shuffle_xor(delta, bits);"
         );
-        line!(text, "if (lane == 0) {}[item] = delta;", names.workspace);
+        line!(text, "if (lane == 0) {}[item] = delta;", names.workspaces[0]);
     }
 
     fn print_queries(&self, names: &Names, text: &mut Text) {
@@ -464,7 +477,7 @@ impl AttentionTile {
         let lowest = number(dtype, f64::NEG_INFINITY);
         let seen = self.seen_before_end(names);
         line!(text, "if (begin <= j && {seen} && lse_of != {lowest}) {{");
-        line!(text, "const {compute} delta = {}[{row}];", names.workspace);
+        line!(text, "const {compute} delta = {}[{row}];", names.workspaces[0]);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
         line!(text, "const {memory}* dout_row = {};", row_of(&names.dout, a.out, "b", "s", "h"));
         self.print_slopes(names, text);
@@ -507,7 +520,7 @@ impl AttentionTile {
 impl fmt::Display for AttentionTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.part {
-            Part::Delta => "one warp per query",
+            Part::Delta { .. } => "one warp per query",
             Part::Forward | Part::Queries => "one warp per query, one lane per key",
             Part::Keys => "one warp per key, one lane per query",
             Part::Bias => "one thread per element of the bias",

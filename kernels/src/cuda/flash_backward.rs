@@ -1,25 +1,40 @@
 //! The gradient of attention of BF16 and F16 on tensor cores (sm_80 and later), as in
-//! FlashAttention-2.
+//! FlashAttention-2, but for the order in which dQ is summed.
 //!
-//! Two functions of the same form: one for dQ, whose blocks take a tile of queries and go over
-//! tiles of keys, and one for dK and dV, whose blocks take a tile of keys and go over tiles of the
-//! queries of all heads that read them. Both recompute `P = exp(S − lse)` and
-//! `dS = P ∘ (dP − delta)`, with `S = Q Kᵀ`, `dP = dO Vᵀ` and `delta` the dot product of a row of O
-//! and dO, the latter function transposed. P and dS are rounded to the type of the operands. Each
-//! gradient is written by one block: sums are in the order of the tiles.
+//! A block takes a tile of keys and goes over tiles of the queries of all heads that read them. It
+//! computes `Sᵀ = K Qᵀ` and `dPᵀ = V dOᵀ`, from them `P = exp(S − lse)` and
+//! `dS = P ∘ (dP − delta)`, where `delta` is the dot product of a row of O and dO, and adds
+//! `Pᵀ dO` to its dV and `dSᵀ Q` to its dK, which it keeps in registers. Its part of dQ, `dS K`,
+//! it adds to sums in a workspace. P and dS are rounded to the type of the operands.
+//!
+//! Blocks add to a tile of queries in turn: those of later keys first. A counter in global memory
+//! says whose turn it is, so that sums are in the order of the tiles and never depend on timing.
+//! The first to add stores, and the last one rounds the sums to the type of dQ. A tile of queries
+//! that sees no key is the first or the last block's, whose part is zero.
+//!
+//! A block waits for blocks of smaller numbers alone, since later keys have smaller numbers. Those
+//! have started before it: GPUs start blocks in the order of their numbers, though CUDA's guide
+//! does not promise it. The first block that is not done waits for none, so that all end, however
+//! few a GPU holds at once. Blocks go over queries in their order: under a causal mask a tile of
+//! queries is then the first of the block whose turn is first, and blocks that start together do
+//! not wait. Without one each is a step behind the one before.
 //!
 //! Versions:
-//! 1. seven products instead of five, and no atomic operations; fragments of the block's own rows
-//!    are loaded from shared memory in each step; rows of O are reduced by a function before.
+//! 1. seven products instead of five, and no atomic operations: a function for dQ, whose blocks
+//!    took tiles of queries, and one for dK and dV; fragments of the block's own rows are loaded
+//!    from shared memory in each step; rows of O are reduced by a function before.
 //! 2. quads exchange pairs of columns, and store whole sectors (`quads`).
+//! 3. five products: dS goes through shared memory, where Q and dO of the step were, and parts of
+//!    dQ are added by turns.
 
 use std::fmt;
 
 use ir::DType;
 
-use super::attention::{Names, Part, print_head, print_kept, print_scalars, row_of};
+use super::attention::{Names, Part, print_kept, print_scalars, row_of, tile_of_queries};
 use super::flash::{
-    SHARED_ELEMENTS, VECTOR, WARPS, exponent_factor, is_plain, print_copy, print_score, visible,
+    SHARED_ELEMENTS, THREADS, VECTOR, WARPS, exponent_factor, is_plain, print_copy, print_score,
+    visible,
 };
 use super::parameter::Parameter;
 use super::quads::QuadStore;
@@ -30,49 +45,72 @@ use crate::kernel::Attention;
 /// Rows of the block's tile: one tile of `mma.sync` per warp.
 const ROWS: usize = 16 * WARPS;
 
-/// A part of the gradient, each tile of queries or keys of a head by one block.
+/// Elements of a vector of sums: of f32, 16 bytes.
+const SUMS: usize = 4;
+
+/// The gradients of queries, keys and values, each tile of keys of a head by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlashBackward {
     /// What is computed.
     pub attention: Attention,
-    /// [`Part::Queries`] or [`Part::Keys`].
-    pub part: Part,
-    /// Keys or queries of a step.
+    /// Queries of a step.
     pub step: usize,
 }
 
 /// One of the four operands, `name` that of its pointer.
-struct Rows<'a> {
-    name: &'a str,
+struct Rows {
+    name: &'static str,
     stride: usize,
 }
 
 impl FlashBackward {
-    /// The tiles of a part of an attention that fits.
-    pub(super) fn new(a: &Attention, part: Part) -> FlashBackward {
-        let step = if a.dim > 64 { 16 } else { 64 };
-        let tile = FlashBackward { attention: a.clone(), part, step };
-        let elements = 2 * tile.block_tile().elements() + 4 * tile.step_tile().elements();
+    /// The tiles of an attention that fits.
+    pub(super) fn new(a: &Attention) -> FlashBackward {
+        // As many as registers have room for beside the gradients, and shared memory.
+        let step = match a.dim {
+            ..=32 => 64,
+            33..=64 => 32,
+            _ => 16,
+        };
+        let tile = FlashBackward { attention: a.clone(), step };
+        let elements = 2 * (tile.block_tile().elements() + tile.stage());
         assert!(elements <= SHARED_ELEMENTS, "the tiles fit");
         tile
     }
 
-    /// Rows that blocks share, and how many heads and samples have them.
-    fn extents(&self) -> [usize; 3] {
-        let Attention { batch, heads, kv_heads, queries, keys, .. } = self.attention;
-        match self.is_queries() {
-            true => [batch, heads, queries],
-            false => [batch, kv_heads, keys],
-        }
+    /// Tiles of keys of a head.
+    fn key_tiles(&self) -> usize {
+        self.attention.keys.div_ceil(ROWS)
     }
 
-    fn is_queries(&self) -> bool {
-        self.part == Part::Queries
+    /// Tiles of queries of a head.
+    fn query_tiles(&self) -> usize {
+        self.attention.queries.div_ceil(self.step)
     }
 
     pub(super) fn blocks(&self) -> u64 {
-        let [batch, heads, rows] = self.extents();
-        (batch * heads * rows.div_ceil(ROWS)) as u64
+        let Attention { batch, kv_heads, .. } = self.attention;
+        (batch * kv_heads * self.key_tiles()) as u64
+    }
+
+    /// Tiles of queries of all heads and samples: as many counters are there.
+    pub(super) fn counters(&self) -> u64 {
+        let Attention { batch, heads, .. } = self.attention;
+        (batch * heads * self.query_tiles()) as u64
+    }
+
+    /// Sums of dQ in the workspace: vectors of each thread, in its order.
+    pub(super) fn sums(&self) -> u64 {
+        self.counters() * self.sums_of_tile() as u64
+    }
+
+    /// The number of the workspace of sums of dQ, behind that of `delta`, and its bytes.
+    pub(super) fn shared_sums(&self) -> (usize, u64) {
+        (1, self.sums() * DType::F32.size())
+    }
+
+    fn sums_of_tile(&self) -> usize {
+        2 * self.groups() * THREADS * SUMS
     }
 
     fn block_tile(&self) -> SharedTile {
@@ -83,32 +121,51 @@ impl FlashBackward {
         SharedTile { rows: self.step, columns: self.attention.dim.next_power_of_two() }
     }
 
+    /// dS of a step, whose rows are keys.
+    fn slopes_tile(&self) -> SharedTile {
+        SharedTile { rows: ROWS, columns: self.step }
+    }
+
+    /// Elements of a stage: Q and dO of a step, then dS.
+    fn stage(&self) -> usize {
+        (2 * self.step_tile().elements()).max(self.slopes_tile().elements())
+    }
+
+    /// Warps along the queries of a step: of the others each has columns of its own of dQ.
+    fn row_warps(&self) -> usize {
+        self.step / 16
+    }
+
+    /// Groups of 16 columns of dQ that a warp has.
+    fn groups(&self) -> usize {
+        (self.attention.dim / 16).div_ceil(WARPS / self.row_warps())
+    }
+
+    /// Whether warps have as many groups of columns.
+    fn is_even(&self) -> bool {
+        self.groups() * (WARPS / self.row_warps()) == self.attention.dim / 16
+    }
+
     /// The operands of the block's rows, and those of a step: of S, then of dP.
-    fn operands(&self) -> [[Rows<'static>; 2]; 2] {
+    fn operands(&self) -> [[Rows; 2]; 2] {
         let a = &self.attention;
         let of = |name, strides: [usize; 3]| Rows { name, stride: strides[1] };
-        let of_queries = [of("q", a.q), of("dout", a.out)];
-        let of_keys = [of("k", a.k), of("v", a.v)];
-        if self.is_queries() { [of_queries, of_keys] } else { [of_keys, of_queries] }
+        [[of("k", a.k), of("v", a.v)], [of("q", a.q), of("dout", a.out)]]
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let a = &self.attention;
-        let names = Names::of(a, self.part, parameters);
+        let names = Names::of(a, Part::Keys, parameters);
         let (memory, columns) = (element(a.dtype), a.dim / 16);
-        let (block, step) = (self.block_tile().elements(), self.step_tile().elements());
+        let (block, stage) = (self.block_tile().elements(), self.stage());
         line!(text, "SHARED({memory}, block_tiles, {});", 2 * block);
-        line!(text, "SHARED({memory}, stages, {});", 4 * step);
+        line!(text, "SHARED({memory}, stages, {});", 2 * stage);
         print_scalars(a, &names, text);
         self.print_block(&names, text);
         self.print_first_copies(&names, text);
         // For each 16 columns a warp tile of its own: fragments of all do not fit the registers.
         line!(text, "float acc[{columns}][1][2][4] = {{}};");
-        if !self.is_queries() {
-            line!(text, "float v_acc[{columns}][1][2][4] = {{}};");
-        } else {
-            self.print_row_values(&names, text);
-        }
+        line!(text, "float v_acc[{columns}][1][2][4] = {{}};");
         line!(text, "NO_UNROLL");
         line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
         line!(text, "cp_async_wait<0>();");
@@ -117,44 +174,31 @@ impl FlashBackward {
         self.print_copies(&names, "step + 1", text);
         text.end();
         line!(text, "cp_async_commit();");
-        line!(text, "const {memory}* stage = stages + step % 2 * {};", 2 * step);
+        line!(text, "{memory}* stage = stages + step % 2 * {stage};");
         self.print_position("step", text);
         self.print_products(text);
         self.print_slopes(&names, text);
         self.print_gradients(text);
+        self.print_turn(text);
+        self.print_query_part(text);
+        self.print_addition(&names, text);
         text.end();
         self.print_epilogue(&names, text);
     }
 
-    /// Prints the block's rows, and the steps that they take.
+    /// Prints the block's keys, and the steps that they take.
     fn print_block(&self, names: &Names, text: &mut Text) {
-        let a = &self.attention;
-        let [_, heads, rows] = self.extents();
-        let tiles = rows.div_ceil(ROWS);
-        let own = if self.is_queries() { "h" } else { "g" };
+        let Attention { kv_heads, .. } = self.attention;
+        let tiles = self.key_tiles();
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
-        line!(text, "const u64 b = blockIdx.x / {};", heads * tiles);
-        line!(text, "const u64 {own} = blockIdx.x / {tiles} % {heads};");
-        line!(text, "const i64 first_row = (i64)(blockIdx.x % {tiles}) * {ROWS};");
-        let last = rows - 1;
-        line!(
-            text,
-            "const i64 last_row = first_row + {0} < {last} ? first_row + {0} : {last};",
-            ROWS - 1
-        );
-        if self.is_queries() {
-            print_head(a, "h", text);
-            self.print_visible_keys(text);
-        } else {
-            self.print_visible_queries(text);
-        }
+        line!(text, "const u64 b = blockIdx.x / {};", kv_heads * tiles);
+        line!(text, "const u64 g = blockIdx.x / {tiles} % {kv_heads};");
+        // Later keys start first.
+        line!(text, "const i64 own = {} - (i64)(blockIdx.x % {tiles});", tiles - 1);
+        line!(text, "const i64 first_row = own * {ROWS};");
+        self.print_tiles(text);
         for rows in &self.operands()[0] {
             self.print_pointer(names, rows.name, "first_row", text);
-        }
-        if self.is_queries() {
-            for rows in &self.operands()[1] {
-                self.print_pointer(names, rows.name, "0", text);
-            }
         }
     }
 
@@ -171,40 +215,29 @@ impl FlashBackward {
         line!(text, "const {}* {name} = {row};", element(a.dtype));
     }
 
-    /// Prints the keys of the steps of a tile of queries.
-    fn print_visible_keys(&self, text: &mut Text) {
-        let Attention { keys, causal, window, .. } = self.attention;
-        let step = self.step;
+    /// Prints the tiles of queries of the block's steps, from `begin` to `end`, and the heads that
+    /// have them: all tiles of which [`FlashBackward::print_turn`] says that the block has a turn.
+    fn print_tiles(&self, text: &mut Text) {
+        let Attention { heads, group, causal, window, .. } = self.attention;
+        let (step, last, tiles) = (self.step, self.key_tiles() - 1, self.query_tiles());
+        let queries = tiles * step;
         match causal {
-            true => line!(text, "const i64 end = clamped(last_row + offset + 1, {keys});"),
-            false => line!(text, "const i64 end = {keys};"),
-        }
-        match window {
-            0 => line!(text, "const i64 begin = 0;"),
-            _ => line!(
+            true => line!(
                 text,
-                "const i64 begin = \
-                 clamped(first_row + offset + 1 - {window}, end) / {step} * {step};"
+                "const i64 begin = own == 0 ? 0 : clamped(first_row - offset, {queries}) / {step};"
             ),
-        }
-        line!(text, "const u32 steps = (u32)((end - begin + {}) / {step});", step - 1);
-    }
-
-    /// Prints the queries of the steps of a tile of keys, and the heads that have them.
-    fn print_visible_queries(&self, text: &mut Text) {
-        let Attention { queries, heads, group, causal, window, .. } = self.attention;
-        let step = self.step;
-        match window {
-            0 => line!(text, "const i64 end = {queries};"),
-            _ => line!(text, "const i64 end = clamped(last_row - offset + {window}, {queries});"),
-        }
-        match causal {
-            true => {
-                line!(text, "const i64 begin = clamped(first_row - offset, end) / {step} * {step};")
-            }
             false => line!(text, "const i64 begin = 0;"),
         }
-        line!(text, "const u32 steps_of_head = (u32)((end - begin + {}) / {step});", step - 1);
+        match window {
+            0 => line!(text, "const i64 end = {tiles};"),
+            _ => line!(
+                text,
+                "const i64 end = own == {last} ? {tiles} : \
+                 clamped(first_row - offset + {}, {queries}) / {step};",
+                window + ROWS - 2 + step
+            ),
+        }
+        line!(text, "const u32 steps_of_head = (u32)(end - begin);");
         for (name, more) in [("first_head", 0), ("end_head", 1)] {
             line!(
                 text,
@@ -218,10 +251,9 @@ impl FlashBackward {
     /// Prints the copies of the block's rows and of the first step, one group.
     fn print_first_copies(&self, names: &Names, text: &mut Text) {
         let tile = self.block_tile();
-        let [_, _, rows] = self.extents();
         for (at, operand) in self.operands()[0].iter().enumerate() {
             let to = format!("block_tiles + {}", at * tile.elements());
-            let count = format!("{rows} - first_row");
+            let count = format!("{} - first_row", self.attention.keys);
             let from = (operand.name, operand.stride);
             print_copy(self.attention.dim, tile, from, [&to, &count], text);
         }
@@ -235,31 +267,21 @@ impl FlashBackward {
     fn print_copies(&self, names: &Names, step: &str, text: &mut Text) {
         let (a, tile) = (&self.attention, self.step_tile());
         self.print_position(step, text);
-        let count = if self.is_queries() { a.keys } else { a.queries };
         for (at, operand) in self.operands()[1].iter().enumerate() {
-            if !self.is_queries() {
-                self.print_pointer(names, operand.name, "0", text);
-            }
-            let to = format!(
-                "stages + ({step}) % 2 * {0} + {1}",
-                2 * tile.elements(),
-                at * tile.elements()
-            );
+            self.print_pointer(names, operand.name, "0", text);
+            let to = format!("stages + ({step}) % 2 * {} + {}", self.stage(), at * tile.elements());
             let from = format!("{} + first_column * {}", operand.name, operand.stride);
-            let count = format!("{count} - first_column");
+            let count = format!("{} - first_column", a.queries);
             print_copy(a.dim, tile, (&from, operand.stride), [&to, &count], text);
         }
     }
 
-    /// Prints the first key, or the head and the first query, of a step.
+    /// Prints the head and the first query of a step.
     fn print_position(&self, step: &str, text: &mut Text) {
         let size = self.step;
-        if self.is_queries() {
-            line!(text, "const i64 first_column = begin + (i64)({step}) * {size};");
-            return;
-        }
         line!(text, "const u64 h = first_head + ({step}) / steps_of_head;");
-        line!(text, "const i64 first_column = begin + (i64)(({step}) % steps_of_head) * {size};");
+        line!(text, "const i64 tile = begin + (i64)(({step}) % steps_of_head);");
+        line!(text, "const i64 first_column = tile * {size};");
     }
 
     /// Prints `scores` and `slopes`: the products of the block's rows with those of the step.
@@ -286,7 +308,7 @@ impl FlashBackward {
 
     /// Prints `base` and `delta` of query `s`: its `lse` to the base of two, infinite where it sees
     /// no key, and the dot product of its rows of O and dO.
-    fn print_query_values(&self, names: &Names, [base, delta]: [&str; 2], text: &mut Text) {
+    fn print_query_values(&self, names: &Names, text: &mut Text) {
         let Attention { heads, queries, .. } = self.attention;
         let [lowest, infinity] = [f64::NEG_INFINITY, f64::INFINITY].map(|x| number(DType::F32, x));
         let factor = number(DType::F32, std::f64::consts::LOG2_E);
@@ -294,18 +316,8 @@ impl FlashBackward {
         line!(text, "const bool is_query = s < {queries};");
         line!(text, "const u64 query = (b * {heads} + h) * {queries} + (is_query ? (u64)s : 0);");
         line!(text, "const float lse_of = is_query ? {lse}[query] : {lowest};");
-        line!(text, "{base} = lse_of == {lowest} ? {infinity} : lse_of * {factor};");
-        line!(text, "{delta} = is_query ? {}[query] : 0.0f;", names.workspace);
-    }
-
-    /// Prints the values of the rows of a thread, which are queries.
-    fn print_row_values(&self, names: &Names, text: &mut Text) {
-        line!(text, "float row_base[2], row_delta[2];");
-        line!(text, "UNROLL");
-        line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
-        line!(text, "const i64 s = first_row + warp * 16 + lane / 4 + r * 8;");
-        self.print_query_values(names, ["row_base[r]", "row_delta[r]"], text);
-        text.end();
+        line!(text, "const float base = lse_of == {lowest} ? {infinity} : lse_of * {factor};");
+        line!(text, "const float delta = is_query ? {}[query] : 0.0f;", names.workspaces[0]);
     }
 
     /// Prints the weights in `scores`, after dropout, and the gradients of scores in `slopes`,
@@ -316,15 +328,9 @@ impl FlashBackward {
             line!(text, "UNROLL");
             line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
         }
-        let [row, column] = if self.is_queries() { ["s", "j"] } else { ["j", "s"] };
-        line!(text, "const i64 {row} = first_row + warp * 16 + lane / 4 + e / 2 * 8;");
-        line!(text, "const i64 {column} = first_column + n * 8 + lane % 4 * 2 + e % 2;");
-        if self.is_queries() {
-            line!(text, "const float base = row_base[e / 2], delta = row_delta[e / 2];");
-        } else {
-            line!(text, "float base, delta;");
-            self.print_query_values(names, ["base", "delta"], text);
-        }
+        line!(text, "const i64 j = first_row + warp * 16 + lane / 4 + e / 2 * 8;");
+        line!(text, "const i64 s = first_column + n * 8 + lane % 4 * 2 + e % 2;");
+        self.print_query_values(names, text);
         line!(text, "float& weight = scores[0][n][e];");
         line!(text, "float& slope = slopes[0][n][e];");
         let score = if is_plain(a) {
@@ -353,18 +359,16 @@ impl FlashBackward {
         text.end();
     }
 
-    /// Prints the products of weights and slopes with the rows of the step, added to the gradients.
+    /// Prints the products of weights and slopes with the rows of the step, added to the gradients
+    /// of values and keys.
     fn print_gradients(&self, text: &mut Text) {
         let (a, tile) = (&self.attention, self.step_tile());
         let (memory, columns) = (element(a.dtype), a.dim / 16);
         line!(text, "UNROLL");
         line!(text, "for (u32 t = 0; t < {}; t += 16) {{", self.step);
         line!(text, "u32 a[1][4];");
-        let mut products = vec![("slopes", 0, "acc")];
-        if !self.is_queries() {
-            products.push(("scores", tile.elements(), "v_acc"));
-        }
-        for (factors, offset, sums) in products {
+        for (factors, offset, sums) in [("slopes", 0, "acc"), ("scores", tile.elements(), "v_acc")]
+        {
             line!(
                 text,
                 "accumulators_to_a<{memory}>(a[0], {factors}[0][t / 8], {factors}[0][t / 8 + 1]);"
@@ -382,30 +386,161 @@ impl FlashBackward {
         text.end();
     }
 
+    /// Prints dS in shared memory, and that the block has its turn: `turn` of the tile of queries,
+    /// the last one of the tile of keys `first_own`.
+    fn print_turn(&self, text: &mut Text) {
+        let Attention { causal, window, .. } = self.attention;
+        let (step, last) = (self.step, self.key_tiles() - 1);
+        let (memory, slopes) = (element(self.attention.dtype), self.slopes_tile());
+        let keys = self.key_tiles() * ROWS - 1;
+        match causal {
+            true => line!(
+                text,
+                "const i64 last_own = clamped(first_column + offset + {}, {keys}) / {ROWS};",
+                step - 1
+            ),
+            false => line!(text, "const i64 last_own = {last};"),
+        }
+        match window {
+            0 => line!(text, "const i64 first_own = 0;"),
+            _ => line!(
+                text,
+                "const i64 first_own = \
+                 clamped(first_column + offset + 1 - {window}, {keys}) / {ROWS};"
+            ),
+        }
+        line!(text, "const u32 turn = (u32)(last_own - own);");
+        // All warps have read Q and dO.
+        line!(text, "sync_block();");
+        line!(text, "UNROLL");
+        line!(text, "for (u32 n = 0; n < {}; n += 1) {{", step / 8);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
+        line!(text, "const u32 row = warp * 16 + lane / 4 + r * 8;");
+        line!(text, "const u32 column = n * 8 + lane % 4 * 2;");
+        let [low, high] = [0, 1].map(|e| format!("slopes[0][n][2 * r + {e}]"));
+        line!(text, "const u32 pair[1] = {{packed<{memory}>({low}, {high})}};");
+        let place = slopes.offset("row", "column");
+        line!(text, "store_vector(stage + {place}, vector_of<{memory}>(pair));");
+        text.end();
+        text.end();
+    }
+
+    /// Prints `part`: the product of dS with the block's keys.
+    fn print_query_part(&self, text: &mut Text) {
+        let (memory, groups) = (element(self.attention.dtype), self.groups());
+        line!(text, "sync_block();");
+        line!(text, "float part[{groups}][1][2][4] = {{}};");
+        let rows = self.row_warps();
+        line!(text, "const u32 first_group = warp / {rows} * {groups};");
+        line!(text, "UNROLL");
+        line!(text, "for (u32 t = 0; t < {ROWS}; t += 16) {{");
+        line!(text, "u32 a[1][4];");
+        let of_slopes = Fragments { operand: Operand::A, k_major: false, registers: ("a", 1) };
+        let first = format!("warp % {rows} * 16");
+        of_slopes.print_ldmatrix(self.slopes_tile(), ["stage", &first, "t"], text);
+        self.open_groups(1, text);
+        line!(text, "u32 b[1][4];");
+        let of_keys = Fragments { operand: Operand::B, k_major: false, registers: ("b", 1) };
+        let first = "(first_group + c) * 16";
+        of_keys.print_ldmatrix(self.block_tile(), ["block_tiles", first, "t"], text);
+        line!(text, "warp_mma<{memory}>(part[c], a, b);");
+        text.end();
+        text.end();
+    }
+
+    /// Opens the loop over the groups `c` of columns of a warp, some at a time.
+    fn open_groups(&self, at_once: usize, text: &mut Text) {
+        line!(text, "UNROLL");
+        line!(text, "for (u32 c = 0; c < {}; c += {at_once}) {{", self.groups());
+        if !self.is_even() {
+            line!(text, "if (first_group + c >= {}) continue;", self.attention.dim / 16);
+        }
+    }
+
+    /// Prints the addition of the part to the sums of the tile of queries when the block has its
+    /// turn.
+    fn print_addition(&self, names: &Names, text: &mut Text) {
+        let [_, sums, turns] = &names.workspaces[..] else { unreachable!("three workspaces") };
+        let size = self.sums_of_tile();
+        let of_all = tile_of_queries(&self.attention, self.step, "(u64)tile");
+        line!(text, "const u64 tile_of_all = {of_all};");
+        line!(text, "float* sums = {sums} + tile_of_all * {size} + threadIdx.x * {SUMS};");
+        line!(text, "u32* next_turn = {turns} + tile_of_all;");
+        // The first to add waits for its turn too: that the counter has begun anew.
+        line!(text, "if (threadIdx.x == 0) wait_for_turn(next_turn, turn);");
+        line!(text, "sync_block();");
+        let vector = format!("Vector<float, {SUMS}>");
+        let open = |text: &mut Text| {
+            self.open_groups(1, text);
+            line!(text, "UNROLL");
+            line!(text, "for (u32 n = 0; n < 2; n += 1) {{");
+            line!(text, "float* place = sums + (c * 2 + n) * {};", THREADS * SUMS);
+        };
+        let each = |statement: String, text: &mut Text| {
+            line!(text, "UNROLL");
+            line!(text, "for (u32 e = 0; e < {SUMS}; e += 1) {statement}");
+        };
+        line!(text, "if (turn > 0) {{");
+        open(text);
+        line!(text, "const {vector} sum = load_vector<float, {SUMS}>(place);");
+        each("part[c][0][n][e] = sum.x[e] + part[c][0][n][e];".to_owned(), text);
+        (0..3).for_each(|_| text.end());
+        line!(text, "if (own == first_own) {{");
+        self.print_queries(names, text);
+        text.end();
+        line!(text, "if (own > first_own) {{");
+        open(text);
+        line!(text, "{vector} sum;");
+        each("sum.x[e] = part[c][0][n][e];".to_owned(), text);
+        line!(text, "store_vector(place, sum);");
+        (0..3).for_each(|_| text.end());
+        line!(text, "sync_block();");
+        line!(text, "if (threadIdx.x == 0 && own > first_own) end_turn(next_turn, turn + 1);");
+    }
+
+    /// Prints the gradient of the queries of a step, which is complete.
+    fn print_queries(&self, names: &Names, text: &mut Text) {
+        let a = &self.attention;
+        let (memory, scale) = (element(a.dtype), number(DType::F32, a.scale));
+        let row = row_of(&names.grads[0], a.q, "b", "first_column", "h");
+        line!(text, "{memory}* dq = {row};");
+        let groups = if self.is_even() { self.groups() } else { 1 };
+        let store = QuadStore::of(a.dtype, 2 * groups, VECTOR);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
+        line!(text, "const u32 row = warp % {} * 16 + lane / 4 + r * 8;", self.row_warps());
+        self.open_groups(store.tiles() / 2, text);
+        let numbers = |tile: &str| {
+            let at = format!("part[c + {tile} / 2][0][{tile} % 2]");
+            [0, 1].map(|e| format!("{at}[2 * r + {e}] * {scale}"))
+        };
+        store.print_vector("of_dq", numbers, text);
+        let column = format!("(first_group + c) * 16 + {}", store.column());
+        let place = format!("dq + row * {}ULL + {column}", a.q[1]);
+        line!(text, "if (first_column + row < {}) store_vector({place}, of_dq);", a.queries);
+        text.end();
+        text.end();
+    }
+
     fn print_epilogue(&self, names: &Names, text: &mut Text) {
         let a = &self.attention;
-        let [_, _, rows] = self.extents();
         let memory = element(a.dtype);
         let scale = format!(" * {}", number(DType::F32, a.scale));
-        let [dq, dk, dv] = [0, 1, 2].map(|at: usize| &names.grads[at]);
-        let outputs = match self.is_queries() {
-            true => vec![("dq", dq, a.q, "h", "acc", &scale[..])],
-            false => {
-                vec![("dk", dk, a.k, "g", "acc", &scale[..]), ("dv", dv, a.v, "g", "v_acc", "")]
-            }
-        };
-        for (name, buffer, strides, head, ..) in &outputs {
-            let row = row_of(buffer, *strides, "b", "first_row", head);
+        let [dk, dv] = [1, 2].map(|at: usize| &names.grads[at]);
+        let outputs = [("dk", dk, a.k, "acc", &scale[..]), ("dv", dv, a.v, "v_acc", "")];
+        for (name, buffer, strides, ..) in outputs {
+            let row = row_of(buffer, strides, "b", "first_row", "g");
             line!(text, "{memory}* {name} = {row};");
         }
         line!(text, "UNROLL");
         line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
         line!(text, "const u32 row = warp * 16 + lane / 4 + r * 8;");
-        line!(text, "const bool is_there = first_row + row < {rows};");
+        line!(text, "const bool is_there = first_row + row < {};", a.keys);
         let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
         line!(text, "UNROLL");
         line!(text, "for (u32 n = 0; n < {}; n += {}) {{", a.dim / 8, store.tiles());
-        for (name, _, strides, _, sums, scale) in &outputs {
+        for (name, _, strides, sums, scale) in outputs {
             let numbers = |tile: &str| {
                 let at = format!("{sums}[(n + {tile}) / 2][0][(n + {tile}) % 2]");
                 [0, 1].map(|e| format!("{at}[2 * r + {e}]{scale}"))
@@ -421,13 +556,11 @@ impl FlashBackward {
 
 impl fmt::Display for FlashBackward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (block, step) =
-            if self.is_queries() { ("queries", "keys") } else { ("keys", "queries") };
         let size = self.step;
         write!(
             f,
-            "FlashAttention-2: tiles of {ROWS} {block} by {WARPS} warps and of {size} {step} "
-        )?;
-        write!(f, "in 2 stages")
+            "FlashAttention-2: tiles of {ROWS} keys by {WARPS} warps and of {size} queries in 2 \
+             stages, dQ by turns"
+        )
     }
 }

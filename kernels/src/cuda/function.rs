@@ -150,7 +150,17 @@ impl Function {
             true => format!("shim::resident({}, seed)", self.grid),
             false => self.grid.to_string(),
         };
-        line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
+        match self.tile.shared_sums() {
+            Some((number, bytes)) => {
+                let is_it = |buffer: &Buffer| *buffer == Buffer::Workspace(number);
+                let at = self.passed().iter().position(is_it).expect("the workspace is passed");
+                line!(text, "shim::share(buffers[{at}], {bytes});");
+                line!(text, "shim::launch_turns({grid}, {threads}, seed, {call});");
+            }
+            None => {
+                line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
+            }
+        }
         text.end();
         text.into_text()
     }

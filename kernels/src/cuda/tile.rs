@@ -40,7 +40,7 @@ pub enum Tile {
     Flash(FlashTile),
     /// Attention on tensor cores that warpgroups share.
     FlashWarpgroup(FlashWarpgroup),
-    /// A part of its gradient on tensor cores.
+    /// Its gradient on tensor cores, but for that of the bias.
     FlashBackward(FlashBackward),
     /// An operation along a dim.
     Lines(LineTile),
@@ -82,6 +82,25 @@ impl Tile {
             | Tile::FlashBackward(_)
             | Tile::Lines(_)
             | Tile::Move(_) => false,
+        }
+    }
+
+    /// The number of the workspace whose sums blocks add to by turns, if they do, and its bytes.
+    pub fn shared_sums(&self) -> Option<(usize, u64)> {
+        match self {
+            Tile::FlashBackward(tile) => Some(tile.shared_sums()),
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::Product(_)
+            | Tile::Tensor(_)
+            | Tile::Warpgroup(_)
+            | Tile::SliceSum(_)
+            | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => None,
         }
     }
 

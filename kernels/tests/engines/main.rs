@@ -31,6 +31,7 @@ mod shim;
 mod skinny;
 mod tensor;
 mod transpose;
+mod turns;
 mod warpgroup;
 mod whole;
 

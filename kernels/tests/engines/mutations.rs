@@ -85,6 +85,10 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 add(call.arguments[1], (bytes * 2).to_string());
             }
             "mbarrier_wait" => add(call.arguments[1], format!("1 - ({})", changed(1))),
+            "wait_for_turn" | "end_turn" => {
+                add(call.arguments[1], format!("{} - 1", changed(1)));
+                add(call.arguments[1], format!("{} + 1", changed(1)));
+            }
             "sync_warpgroup" => add(call.arguments[0], "1".to_owned()),
             _ => {}
         }
@@ -121,8 +125,10 @@ struct Call {
 }
 
 /// The parts whose calls are changed.
-const PARTS: [&str; 21] = [
+const PARTS: [&str; 23] = [
     "sync_block",
+    "wait_for_turn",
+    "end_turn",
     "sync_warp",
     "sync_warpgroup",
     "cp_async_commit",

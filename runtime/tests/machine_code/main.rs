@@ -195,6 +195,15 @@ fn by_mma(what: &'static str, kernel: Kernel) -> Expected {
     }
 }
 
+/// A gradient of attention, whose blocks wait for each other by an acquire and a release.
+fn by_turns(what: &'static str, a: Attention) -> Expected {
+    Expected {
+        archs: &Arch::ALL,
+        has: &["HMMA", "LDSM", "LDGSTS", "LDG.E.STRONG.GPU", "MEMBAR.ALL.GPU", "STG.E.STRONG.GPU"],
+        ..by_mma(what, Kernel::AttentionBwd(a))
+    }
+}
+
 fn by_wgmma(what: &'static str, kernel: Kernel) -> Expected {
     Expected {
         what,
@@ -295,7 +304,8 @@ fn expectations() -> Vec<Expected> {
         stored_by_quads("product by columns", product(256, true)),
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
-        by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
+        by_turns("gradient of attention of heads of 64", attention(64)),
+        by_turns("gradient of attention of heads of 128", attention(128)),
         by_mma("product in slices", split()),
         by_mma("product of few rows by rows", product(4, false)),
         by_mma("product of few rows by columns", product(4, true)),

@@ -1,5 +1,6 @@
 //! The device functions of attention and of its gradient.
 
+use ir::DType;
 use ir::target::Arch;
 
 use crate::cuda::attention::{AttentionTile, Part, THREADS, WARPS, bias_elements};
@@ -90,16 +91,21 @@ pub(super) fn backward(
     (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let dtype = a.dtype.accumulation();
-    let workspace = all.workspaces.len();
-    all.workspaces.push((a.batch * a.heads * a.queries) as u64 * dtype.size());
-    let workspace = Parameter { buffer: Buffer::Workspace(workspace), dtype };
-    let parameters: Vec<Parameter> =
-        inputs.iter().chain(outputs).copied().chain([workspace]).collect();
     let of_queries = a.batch * a.heads * a.queries;
-    let is_flash = arch.is_some() && flash::fits(a);
-    let mut parts = match is_flash {
-        true => vec![("delta", Part::Delta, of_queries)],
-        false => vec![
+    let flash = (arch.is_some() && flash::fits(a)).then(|| FlashBackward::new(a));
+    let mut workspaces = vec![(of_queries as u64, dtype)];
+    if let Some(tile) = &flash {
+        workspaces.extend([(tile.sums(), DType::F32), (tile.counters(), DType::U32)]);
+    }
+    let mut parameters: Vec<Parameter> = inputs.iter().chain(outputs).copied().collect();
+    for (count, dtype) in workspaces {
+        let buffer = Buffer::Workspace(all.workspaces.len());
+        all.workspaces.push(count * dtype.size());
+        parameters.push(Parameter { buffer, dtype });
+    }
+    let mut parts = match &flash {
+        Some(tile) => vec![("delta", Part::Delta { tile: tile.step }, of_queries)],
+        None => vec![
             ("queries", Part::Queries, of_queries),
             ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
         ],
@@ -111,14 +117,10 @@ pub(super) fn backward(
         let tile = AttentionTile { attention: a.clone(), part };
         all.functions.push(function(format!("{what}: {name}"), parameters.clone(), items, tile));
     }
-    if !is_flash {
-        return;
-    }
-    for (name, part) in [("queries", Part::Queries), ("keys", Part::Keys)] {
-        let tile = FlashBackward::new(a, part);
+    if let Some(tile) = flash {
         all.functions.push(Function {
-            what: format!("{what}: {name}"),
-            parameters: parameters.clone(),
+            what: format!("{what}: main"),
+            parameters,
             offsets: offsets(a),
             grid: tile.blocks(),
             threads: flash::THREADS as u32,
