@@ -9,7 +9,8 @@
 
 use gantline_kernels::cuda::{Arch, Functions, StagedOperand, TensorMap, Tile, functions_for};
 use gantline_kernels::{
-    Access, Attention, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows, Tiling,
+    Access, Attention, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows, Scales,
+    Tiling,
 };
 use ir::DType;
 use ir::op::Operands;
@@ -446,6 +447,15 @@ fn subjects() -> Vec<Subject> {
     let skinny = |p: &mut Product| p.tiling = Tiling { family: Family::Skinny, split: 3 };
     let sliced = |p: &mut Product| p.tiling.split = 2;
     let along_k = |p: &mut Product| (p.n[0].b, p.k[0].b) = (p.sizes()[3], 1);
+    let with_scales = |p: &mut Product| {
+        along_k(p);
+        let [_, m, n, _] = p.sizes();
+        let of = |block: usize, side: usize| {
+            let blocks = side.div_ceil(block);
+            Scales { block, of_block: 1, of_run: blocks }
+        };
+        p.scales = Some([of(1, m), of(Scales::RUN, n)]);
+    };
     let of = Subject::new;
     vec![
         of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
@@ -480,6 +490,18 @@ fn subjects() -> Vec<Subject> {
             newer,
             // A result that is stored to an operand instead is no longer than that.
             product([136, 136, 560], DType::F8E4M3, along_k),
+            OF_STAGES,
+        ),
+        of(
+            "product of codes with scales",
+            Arch::Sm89,
+            product([70, 65, 256], DType::F8E4M3, with_scales),
+            &[],
+        ),
+        of(
+            "product of codes with scales by wgmma",
+            newer,
+            product([136, 136, 640], DType::F8E4M3, with_scales),
             OF_STAGES,
         ),
         of("product by wgmma, skinny", newer, product([9, 72, 2120], halves, skinny), OF_ONE_TILE),
