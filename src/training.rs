@@ -319,7 +319,7 @@ pub fn check_plan(path: &str, plan: Plan, question: &PlanRequest) -> Result<Plan
     let show = |precision: &Precision| precision.compute.to_string();
     compare("elements of", "--dtype", show(&question.precision), show(&plan.precision));
     if question.precision.compute == plan.dtype() {
-        let show = |precision: &Precision| precision.to_string();
+        let show = |precision: &Precision| precision.to_string().replace(' ', ",");
         compare("types", "--precision", show(&question.precision), show(&plan.precision));
     }
     let shown = |clip: Option<f64>| clip.unwrap_or(0.0).to_string();

@@ -59,6 +59,12 @@ impl<'m> Appended<'m> {
         result
     }
 
+    /// Whether an op of some operands yields the type of a value.
+    pub(crate) fn is_of_type(&self, op: &Op, operands: &[ValueId], value: ValueId) -> bool {
+        let types: Vec<&TensorType> = operands.iter().map(|o| self.function.ty(*o)).collect();
+        infer(op, &types, self.module).is_ok_and(|found| found == [self.function.ty(value).clone()])
+    }
+
     /// A value in a type.
     pub(crate) fn cast(&mut self, name: &str, value: ValueId, dtype: DType) -> ValueId {
         if self.function.ty(value).dtype == dtype {

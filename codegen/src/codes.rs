@@ -94,8 +94,8 @@ struct Reader<'f, 'm> {
     source: &'f Function,
     producers: Vec<Option<usize>>,
     made: Appended<'m>,
-    /// Codes and what they are worth, by the operand and the order.
-    read: HashMap<(ValueId, Vec<usize>), Read>,
+    /// Codes and what they are worth, by the operand, the order, and how many dims are kept.
+    read: HashMap<(ValueId, Vec<usize>, usize), Read>,
     /// Codes and scales that ranks have exchanged, by operand.
     exchanged: HashMap<ValueId, [ValueId; 2]>,
 }
@@ -134,9 +134,11 @@ impl<'f> Reader<'f, '_> {
         };
         let [a, b] = [of_a, of_b].map(|of| self.operand(of));
         let runs_first = [a.runs_first, b.runs_first];
-        Some(Node {
-            op: Op::ScaledContract { einsum: read, runs_first },
-            operands: vec![a.codes, b.codes, a.scales, b.scales],
+        let op = Op::ScaledContract { einsum: read, runs_first };
+        let operands = vec![a.codes, b.codes, a.scales, b.scales];
+        self.made.is_of_type(&op, &operands, node.result()).then_some(Node {
+            op,
+            operands,
             results: node.results.clone(),
         })
     }
@@ -186,7 +188,11 @@ impl<'f> Reader<'f, '_> {
             return None;
         }
         let dims = cut(&self.made.function.ty(value).sizes()?, &sizes, new)?;
-        let numbers = self.numbers(codes, scale, new);
+        let is_whole = |numbers: &ValueId| {
+            let (own, whole) = (self.source.ty(*numbers), self.source.ty(value));
+            own.dims == whole.dims && own.dtype.is_float()
+        };
+        let numbers = self.numbers(codes, scale, new).filter(is_whole);
         Some(Rounded { value, codes, scale, dims, gathered, numbers })
     }
 
@@ -194,7 +200,8 @@ impl<'f> Reader<'f, '_> {
     fn numbers(&self, codes: ValueId, scale: ValueId, inside: &[usize]) -> Option<ValueId> {
         let format = self.made.function.ty(codes).dtype;
         let [scaled] = self.made_by(codes, |op| matches!(op, Op::Cast { .. }))?;
-        let [wide, _] = self.made_by(scaled, |op| matches!(op, Op::Binary(Binary::Mul)))?;
+        let [wide, scales] = self.made_by(scaled, |op| matches!(op, Op::Binary(Binary::Mul)))?;
+        let [repeated] = self.made_by(scales, |op| matches!(op, Op::Broadcast { .. }))?;
         let [room] = self.made_by(scale, is_power)?;
         let [most, top] = self.made_by(room, |op| matches!(op, Op::Binary(Binary::Div)))?;
         let [largest, least] = self.made_by(top, |op| matches!(op, Op::Binary(Binary::Max)))?;
@@ -212,7 +219,7 @@ impl<'f> Reader<'f, '_> {
         constant(least, LARGEST_MIN)?;
         let cut = narrow(wide);
         let [numbers] = self.made_by(cut, |op| matches!(op, Op::Reshape { .. }))?;
-        (sized == cut).then_some(numbers)
+        (sized == cut && repeated == scale).then_some(numbers)
     }
 
     /// The operands of what makes a value, if it is such an op.
@@ -227,7 +234,7 @@ impl<'f> Reader<'f, '_> {
 
     /// The codes of an operand by rows of what is summed, and what they are worth.
     fn operand(&mut self, (rounded, order): (Rounded, Order)) -> Read {
-        let key = (rounded.value, order.perm.clone());
+        let key = (rounded.value, order.perm.clone(), order.kept);
         if let Some(there) = self.read.get(&key) {
             return *there;
         }

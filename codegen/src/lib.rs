@@ -25,8 +25,8 @@
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module, [`mod@retype`] and
 //! [`mod@quantise`] round it, the latter to codes in [`blocks`]; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; after `empty`, `codes`, `chunk`, [`canonicalise`]
-//! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
+//! function of one rank and [`specialise`] cuts it in two; after `empty`, `codes`, `chunk`,
+//! [`canonicalise`] and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
 //! [`tilings`] says how GPUs sum products, from the whole function and the plan's target, as
 //! `unsharded` gathers what all ranks decide alike;

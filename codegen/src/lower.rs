@@ -381,8 +381,8 @@ impl<'a> Lower<'a> {
         is_whole && !is_kept && !self.adds[first.index()]
     }
 
-    /// The product that a node is, and its operands, scales last; it is added to what the result's slot holds
-    /// where the result is.
+    /// The product that a node is, and its operands, scales last; it is added to what the result's
+    /// slot holds where the result is.
     fn product(&mut self, node: &Node, result: ValueId) -> Result<(Product, Vec<Ref>), Refusal> {
         if let Op::Conv(convolution) = &node.op {
             let (product, operands) = self.convolution(node, convolution)?;

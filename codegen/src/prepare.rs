@@ -8,7 +8,7 @@ use ir::precision::{Precision, Products};
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{Options, simplify};
-use ir::{DType, Diagnostic, Dim, Kind, Module, Op, Span};
+use ir::{DType, Diagnostic, Dim, Function, Kind, Module, Node, Op, Span};
 
 use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
@@ -141,6 +141,7 @@ pub fn prepare(
         after("autodiff", &module);
     }
     if precision.compute.is_narrow() || precision.products != Products::Own {
+        refuse_codes(&module, &precision)?;
         module = retype(&module, &precision)?;
         after("retype", &module);
         quantise(&mut module, &precision)?;
@@ -191,6 +192,21 @@ fn unplaced(function: &str, first: &Dim) -> Diagnostic {
     Diagnostic::error("E2003", Span::of(format!("@{function}")), headline)
         .note("what a rank draws begins at its first sample")
         .help(format!("make `{}` the first dim of what is dropped", Dim::BATCH))
+}
+
+/// Refuses products of codes where numbers become narrow: no role says what becomes of codes.
+fn refuse_codes(module: &Module, precision: &Precision) -> Result<(), Diagnostic> {
+    let is_read = |node: &&Node| matches!(node.op, Op::ScaledContract { .. });
+    let reads = |function: &Function| function.nodes.iter().any(|node| is_read(&node));
+    let Some(function) = module.functions.iter().find(|function| reads(function)) else {
+        return Ok(());
+    };
+    if !precision.compute.is_narrow() {
+        return Ok(());
+    }
+    let headline = format!("`scaled_contract` reads codes, which have no {}", precision.compute);
+    Err(Diagnostic::error("E2003", Span::of(format!("@{}", function.name)), headline)
+        .help("use `--dtype f32`"))
 }
 
 fn layers(module: &Module, entry: &str) -> Result<Vec<String>, Diagnostic> {

@@ -2,8 +2,8 @@
 //!
 //! Both are slices of one function, so that what is recomputed is the very same node. Products,
 //! calls, look-ups and reductions that the forward pass needs itself are kept where the plan keeps;
-//! elementwise nodes and views are recomputed, as they fuse into their readers; a gather is repeated
-//! rather than its result kept.
+//! elementwise nodes and views are recomputed, as they fuse into their readers; a gather is
+//! repeated rather than its result kept.
 
 use ir::op::Collective;
 use ir::plan::Keep;

@@ -413,8 +413,8 @@ pub enum Op {
     /// Accumulates in f32 (f64 for f64), which is the type of the result where it is wide: where
     /// the text declares it so. Cost: 2 flops per point of the factor space.
     Contract(Einsum),
-    /// `scaled_contract bsm,fm->bsf runs_first=[1] a b scales_a scales_b` — sums products of codes of
-    /// 8 bits: over each run of 128 points of the summed factors, in the order of `a`, the sum of
+    /// `scaled_contract bsm,fm->bsf runs_first=[1] a b scales_a scales_b` — sums products of codes
+    /// of 8 bits: over each run of 128 points of the summed factors, in the order of `a`, the sum of
     /// products times the scales of both rows, which is what codes of one are worth.
     ///
     /// The scales of an operand are a matrix: a row for each point of the factors that the operand
@@ -424,7 +424,8 @@ pub enum Op {
     /// - (C1) `a` and `b` are of f8e4m3 or f8e5m2, the scales of f32, the result of f32 or bf16
     /// - (C2) the einsum is one of `contract`, and no factor is in both operands and the result
     /// - (C3) sizes are fixed, and runs are whole
-    /// - (C4) scales have a row for each row of their operand, or for 128, and a column for each run
+    /// - (C4) scales have a row for each row of their operand, or for 128, and a column for each
+    ///   run
     ///
     /// Accumulates in f32. Has no gradient. Cost: that of `contract`.
     ScaledContract {

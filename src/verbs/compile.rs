@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use ir::import::{Model, nearest};
-use ir::{Diagnostic, Target};
+use ir::{Diagnostic, Plan, Target};
 use kernels::Bytes;
 use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
@@ -14,7 +14,7 @@ use crate::artefact::{EXTENSION, assemble};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
-use crate::training::{predicted_here, read_plan};
+use crate::training::{check_plan, predicted_here};
 use crate::verbs::flags::RequestFlags;
 
 /// Flags of `compile`.
@@ -23,7 +23,8 @@ pub struct Args {
     /// The question
     #[command(flatten)]
     pub asked: RequestFlags,
-    /// Compile this plan, and search for none
+    /// Compile this plan, and search for none; ranks, batch, length and types are the plan's where
+    /// no flag says them
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathArg>,
     /// Probability of every dropout [default: as the model's config says]
@@ -41,15 +42,15 @@ pub struct Args {
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let archs = archs(&args.arch)?;
-    let mut cluster = args.asked.place.cluster()?;
+    let given = args.plan.as_ref().map(read).transpose()?;
+    let asked =
+        given.as_ref().map_or_else(|| args.asked.clone(), |(_, plan)| args.asked.about(plan));
+    let mut cluster = asked.place.cluster()?;
     // Kernels are those of the first architecture; the text for others computes the same.
     cluster.compiled_for = archs.first().map(|first| Target::Cuda(*first));
-    let (model, question) = args.asked.question_on(cluster, args.dropout)?;
-    let plan = match &args.plan {
-        Some(path) => {
-            let plan = read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?;
-            predicted_here(plan, &question)?
-        }
+    let (model, question) = asked.question_on(cluster, args.dropout)?;
+    let plan = match given {
+        Some((path, plan)) => predicted_here(check_plan(&path, plan, &question)?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
     let contents = assemble(&model, &question, plan, &archs)?;
@@ -62,6 +63,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&page(&path, &bytes, &contents, &model));
     }
     Ok(Exit::Success)
+}
+
+/// The plan of a file, and where it comes from.
+fn read(path: &PathArg) -> Result<(String, Plan), Failure> {
+    let (shown, text) = (path.to_string(), read_text(path, "--plan")?);
+    let plan = ir::text::parse_plan(&shown, &text)?;
+    Ok((shown, plan))
 }
 
 /// The architectures that are named, in their order.

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use ir::import::{Model, Options};
 use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
-use ir::{DType, Diagnostic};
+use ir::{DType, Diagnostic, Plan};
 use planner::cluster::{Cluster, Kind};
 use planner::estimate::profile::{ENGINES, Profile};
 use planner::estimate::serving::storage::{CacheFormat, WeightFormat};
@@ -83,6 +83,19 @@ pub struct RequestFlags {
 }
 
 impl RequestFlags {
+    /// The same question about a plan: what no flag says is as the plan has it.
+    pub fn about(&self, plan: &Plan) -> RequestFlags {
+        let mut asked = self.clone();
+        asked.place.ranks.get_or_insert(plan.mesh.ranks());
+        asked.seq.get_or_insert(plan.seq);
+        asked.gbs.get_or_insert(plan.global_batch_size());
+        if asked.dtype.is_none() && asked.precision.is_empty() {
+            let roles = plan.precision.to_string();
+            asked.precision = roles.split_whitespace().map(str::to_owned).collect();
+        }
+        asked
+    }
+
     /// The key of an answer that may be kept; `asked` is all that it depends on.
     pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
         if self.no_cache { None } else { Key::new(verb, asked) }

@@ -115,6 +115,11 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     let compiled = scratch.answer(&format!("compile {on} --plan x.plan -o x.gtl"));
     // What is predicted is what these ranks take, and not those that the plan was made for.
     assert!(compiled.contains("of cpu-local") || compiled.contains("on cpu-local"), "{compiled}");
+    // What no flag says is as the plan has it; what one says has to be.
+    scratch.answer("compile gpt2-mini --plan x.plan -o same.gtl");
+    let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("it is written");
+    assert_eq!(read("same.gtl"), read("x.gtl"));
+    assert_eq!(scratch.run("compile gpt2-mini --plan x.plan --gbs 4").status.code(), Some(2));
     // What is compiled computes what one rank does: in f32, and in bf16, which GPUs usually take.
     let verified = scratch.json("verify gpt2-mini --plan x.plan --json");
     assert_eq!(verified["meshes"][0]["pp"], 2, "{verified:#}");
@@ -122,6 +127,8 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     scratch.answer(&format!("plan {narrow} {fixed} -o narrow.plan"));
     let verified = scratch.json("verify tiny --plan narrow.plan --json");
     assert_eq!(verified["dtype"], "bf16", "{verified:#}");
+    let compiled = scratch.answer("compile tiny --plan narrow.plan -o narrow.gtl");
+    assert!(compiled.contains("in bf16"), "{compiled}");
     let shared = fixed.replace("zero=0", "zero=1").replace("gpipe", "1f1b");
     scratch.answer(&format!("plan {narrow} {shared} -o shared.plan"));
     let verified = scratch.json("verify tiny --plan shared.plan --json");

@@ -7,7 +7,7 @@ use ir::tensor::Tensor;
 
 use super::*;
 use crate::partition::{Place, bindings};
-use crate::prepare::prepare_training_as;
+use crate::prepare::{prepare_inference_as, prepare_training_as};
 use crate::specialise::specialise;
 
 const TEXT: &str = "module m
@@ -140,6 +140,81 @@ fn codes_of_others_keep_their_numbers() {
         let found = eval(&module, "first.grad", &operands).expect("it runs");
         assert_near(&found, &expected, 1e-6, &text);
     }
+}
+
+/// An operand that two products read in one order, and sum over other dims, has scales of its own
+/// for each; weights that are cut in heads after they are coded are read as they were coded.
+#[test]
+fn scales_are_those_of_what_is_summed() {
+    let text = "module m
+  func @both(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128], %f: f32[256, 256]) {
+    %y: f32[B, 128, 2, 256] = contract bshd,ed->bshe %x %w
+    %z: f32[B, 128, 2, 128] = contract bshd,fghd->bsfg %x %v
+    %h: f32[2, 128, 256] = reshape %f
+    %q: f32[B, 128, 256] = contract bshd,hdm->bsm %z %h
+    return %y %z %q
+  }
+  func @last(%y: f32[B, 128, 2, 256], %z: f32[B, 128, 2, 128], %q: f32[B, 128, 256]) {
+    %a: f32[] = reduce sum dims=[0, 1, 2, 3] %y
+    %b: f32[] = reduce sum dims=[0, 1, 2, 3] %z
+    %c: f32[] = reduce sum dims=[0, 1, 2] %q
+    %ab: f32[] = add %a %b
+    %sum: f32[] = add %ab %c
+    return %sum
+  }
+  func @main(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128], %f: f32[256, 256]) {
+    %y: f32[B, 128, 2, 256], %z: f32[B, 128, 2, 128], %q: f32[B, 128, 256] = call @both %x %w %v %f
+    %sum: f32[] = call @last %y %z %q
+    return %sum
+  }
+";
+    let module = ir::text::parse_module("test", text).expect("it reads");
+    for precision in [Precision::uniform(DType::F32), Precision::training(DType::BF16)] {
+        let precision = Precision { products: Products::F8E4M3, ..precision };
+        let mut module =
+            prepare_training_as(module.clone(), "main", &precision).expect("it is prepared");
+        module.bind(&bindings(TWO_SAMPLES));
+        for name in ["both", "both.grad"] {
+            let function = module.function(name).expect("a layer").clone();
+            let operands = operands(&function);
+            let expected = eval(&module, name, &operands).expect("it runs");
+            let mut read = function.clone();
+            read_codes(&mut read, &module, Some(Target::Cuda(Arch::Sm90a)));
+            assert!(counts(&read)[0] >= 3, "{read}");
+            let text = read.to_string();
+            let mut changed = module.clone();
+            *changed.functions.iter_mut().find(|f| f.name == name).expect("a layer") = read;
+            assert_eq!(ir::verify::verify(&changed), Vec::new());
+            let found = eval(&changed, name, &operands).expect("it runs");
+            let limit = if precision.compute == DType::F32 { 1e-6 } else { 2.0_f64.powi(-8) };
+            assert_near(&found, &expected, limit, &text);
+        }
+    }
+}
+
+/// Numbers that roles make narrow are no codes.
+#[test]
+fn products_of_codes_are_refused_in_narrow_types() {
+    let text = "module m
+  func @main(%x: f32[2, 128], %w: f32[3, 128], %s: f32[2, 1], %t: f32[3, 1]) {
+    %y: f32[2, 3] = call @layer %x %w %s %t
+    return %y
+  }
+";
+    let layer = "
+  func @layer(%x: f32[2, 128], %w: f32[3, 128], %s: f32[2, 1], %t: f32[3, 1]) {
+    %a: f8e4m3[2, 128] = cast %x
+    %b: f8e4m3[3, 128] = cast %w
+    %y: f32[2, 3] = scaled_contract mk,nk->mn %a %b %s %t
+    return %y
+  }
+";
+    let text = text.replacen('\n', layer, 1);
+    let module = ir::text::parse_module("test", &text).expect("it reads");
+    let prepared = |precision| prepare_inference_as(module.clone(), "main", &precision);
+    assert!(prepared(Precision::uniform(DType::F32)).is_ok());
+    let refused = prepared(Precision::training(DType::BF16)).unwrap_err();
+    assert_eq!(refused.code, "E2003");
 }
 
 /// What a forward half keeps are numbers, and scales or what they follow from: the backward half

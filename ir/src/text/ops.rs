@@ -52,6 +52,9 @@ pub(super) fn build_op(
         "scaled_contract" => {
             let is_wide = declared?.dtype == DType::F32;
             let numbers = attrs.dims("runs_first", 2, pack).unwrap_or_default();
+            if attrs.word("operands").is_some() || numbers.iter().any(|operand| *operand > 1) {
+                return None;
+            }
             let einsum = Einsum { is_wide, ..Einsum::parse(bare_word()?)? };
             let runs_first = [0, 1].map(|operand| numbers.contains(&operand));
             Op::ScaledContract { einsum, runs_first }

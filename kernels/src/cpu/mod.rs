@@ -5,8 +5,8 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
-//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product`, `integers` and `scaled` matrix products;
-//! `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and
+//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product`, `integers` and `scaled` matrix
+//! products; `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and
 //! `windows` the rest.
 
 mod view;
@@ -143,8 +143,9 @@ impl Cpu {
     pub fn launch(&self, prepared: &mut Prepared, inputs: &[View], outputs: &[ViewMut]) {
         check(&prepared.inputs, inputs.iter().map(View::len), "input");
         check(&prepared.outputs, outputs.iter().map(ViewMut::len), "output");
-        if let Work::Scaled(expanded) = &mut prepared.work {
-            return expanded.launch(self, inputs, outputs);
+        if let Work::Scaled(reader, of) = &mut prepared.work {
+            let numbers = of.read(inputs);
+            return self.launch(reader, &of.inputs(inputs, &numbers), outputs);
         }
         if let Kernel::Rows(r) = &prepared.bound
             && r.dtype == DType::I64
@@ -284,7 +285,7 @@ pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
     } else {
         scratch_of::<f32>(kernel)
     };
-    let numbers = scaled::Expanded::bytes(kernel);
+    let numbers = scaled::Numbers::bytes(kernel);
     Bytes((per_thread * threads.max(1) + shared + numbers) as u64)
 }
 

@@ -24,7 +24,8 @@ pub(super) enum Work {
     Product(Box<product::Plan>),
     Rows(block::Plans),
     Products(product::Plans),
-    Scaled(Box<scaled::Expanded>),
+    /// The kernel that reads numbers instead of codes, and these.
+    Scaled(Box<Prepared>, scaled::Numbers),
     /// Kernels that decide nothing worth keeping.
     Direct,
 }
@@ -37,7 +38,8 @@ impl Prepared {
     /// If the kernel does not admit the scalars: an invariant of the caller.
     pub fn new(kernel: &Kernel, scalars: &[i64]) -> Prepared {
         let bound = kernel.bind(scalars);
-        let scaled = scaled::Expanded::of(&bound).map(|of| Work::Scaled(Box::new(of)));
+        let scaled = scaled::Numbers::of(&bound);
+        let scaled = scaled.map(|(of, read)| Work::Scaled(Box::new(Prepared::new(&read, &[])), of));
         let work = scaled.unwrap_or_else(|| match &bound {
             Kernel::Product(p) => Work::Product(Box::new(product::plan(p))),
             Kernel::Products(p) => Work::Products(product::Plans::new(p)),

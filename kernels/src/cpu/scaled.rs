@@ -8,15 +8,13 @@ use std::collections::BTreeSet;
 use ir::DType;
 use ir::formats::decode;
 
-use super::view::{View, ViewMut};
-use super::{Cpu, Prepared};
+use super::view::View;
 use crate::arguments::Argument;
 use crate::kernel::{Kernel, Product, ProductPart, Products, Scales, Source};
 
-/// A kernel whose products read numbers instead of codes and scales.
+/// Where the inputs of a kernel come from whose products read numbers instead of codes and scales.
 #[derive(Debug)]
-pub(super) struct Expanded {
-    prepared: Prepared,
+pub(super) struct Numbers {
     /// By its inputs, the number of an input of the kernel with scales, or beyond these that of
     /// what is read.
     sources: Vec<usize>,
@@ -34,9 +32,9 @@ struct Read {
     argument: Argument,
 }
 
-impl Expanded {
-    /// Of a kernel that has scales.
-    pub(super) fn of(kernel: &Kernel) -> Option<Expanded> {
+impl Numbers {
+    /// Those of a kernel that has scales, and the kernel that reads them.
+    pub(super) fn of(kernel: &Kernel) -> Option<(Numbers, Kernel)> {
         let inputs = kernel.inputs().len();
         let Products { mut parts } = products_of(kernel)?;
         let mut reads = Vec::new();
@@ -67,19 +65,21 @@ impl Expanded {
                 }
             }
         }
-        let prepared = Prepared::new(&Kernel::Products(Products { parts }), &[]);
-        Some(Expanded { prepared, sources, reads })
+        Some((Numbers { sources, reads }, Kernel::Products(Products { parts })))
     }
 
-    /// Launches it, given the inputs of the kernel with scales.
-    pub(super) fn launch(&mut self, cpu: &Cpu, inputs: &[View], outputs: &[ViewMut]) {
-        let numbers: Vec<Vec<f32>> = self.reads.iter().map(|read| read.numbers(inputs)).collect();
+    /// What codes are worth, given the inputs of the kernel with scales.
+    pub(super) fn read(&self, inputs: &[View]) -> Vec<Vec<f32>> {
+        self.reads.iter().map(|read| read.numbers(inputs)).collect()
+    }
+
+    /// The inputs of the kernel that reads numbers.
+    pub(super) fn inputs<'a>(&self, inputs: &[View<'a>], numbers: &'a [Vec<f32>]) -> Vec<View<'a>> {
         let input = |source: &usize| match source.checked_sub(inputs.len()) {
             None => inputs[*source],
             Some(read) => View::of(&numbers[read]),
         };
-        let inputs: Vec<View> = self.sources.iter().map(input).collect();
-        cpu.launch(&mut self.prepared, &inputs, outputs);
+        self.sources.iter().map(input).collect()
     }
 
     /// Bytes of that.

@@ -468,7 +468,7 @@ impl TensorTile {
             line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
             line!(text, "const u64 n = block_n + warp_n + j * 8 + lane % 4 * 2 + q % 2;");
             let run = format!("first_k / {per_run} + {run_of_slice}");
-            scales.print_worth([m - 1, n - 1], &run, of, text);
+            scales.print([m - 1, n - 1], &run, of, text);
         }
         let sum = with_run("total[i][j][q]", "acc[i][j][q]", self.scales.is_some());
         line!(text, "{to}[i][j][q] = {sum};");

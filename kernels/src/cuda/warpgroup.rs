@@ -724,7 +724,7 @@ impl WarpgroupTile {
             let [_, m, n, _] = self.product.sizes();
             Self::print_indices(text);
             let run = format!("first_k / {0} + {step} / {1}", Scales::RUN, self.steps_of_run());
-            scales.print_worth([m - 1, n - 1], &run, parameters, text);
+            scales.print([m - 1, n - 1], &run, parameters, text);
         }
     }
 

@@ -442,6 +442,41 @@ const OF_KEYS: Equivalent = &[
 
 /// A kernel of each family.
 fn subjects() -> Vec<Subject> {
+    let older = Arch::Sm80;
+    let of = Subject::new;
+    let mut all = vec![
+        of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
+        of("sums of rows, columns and all", older, Kernel::Rows(cuda::sums(280)), OF_SUMS),
+        of("sums of columns by warps", older, columns(), OF_COLUMNS),
+    ];
+    all.extend(products());
+    all.extend([
+        of("attention on CUDA cores", older, Kernel::Attention(tensor::attention()), &[]),
+        of("its gradient", older, Kernel::AttentionBwd(tensor::attention()), &[]),
+        of(
+            "attention by mma.sync",
+            older,
+            Kernel::Attention(attention([150, 290, 1, 64], |_| {})),
+            &[],
+        ),
+        of(
+            "its gradient by mma.sync",
+            older,
+            Kernel::AttentionBwd(attention([150, 200, 2, 64], grouped)),
+            &[],
+        ),
+        of(
+            "attention by wgmma",
+            Arch::Sm90a,
+            Kernel::Attention(attention([150, 760, 2, 80], in_two_samples)),
+            OF_KEYS,
+        ),
+    ]);
+    all
+}
+
+/// A product of each family.
+fn products() -> Vec<Subject> {
     let (older, newer) = (Arch::Sm80, Arch::Sm90a);
     let halves = DType::BF16;
     let skinny = |p: &mut Product| p.tiling = Tiling { family: Family::Skinny, split: 3 };
@@ -458,9 +493,6 @@ fn subjects() -> Vec<Subject> {
     };
     let of = Subject::new;
     vec![
-        of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
-        of("sums of rows, columns and all", older, Kernel::Rows(cuda::sums(280)), OF_SUMS),
-        of("sums of columns by warps", older, columns(), OF_COLUMNS),
         of("product on CUDA cores", older, product([70, 65, 40], DType::F32, |_| {}), &[]),
         of("product by mma.sync", older, product([136, 136, 100], halves, batched), &[]),
         of("product by mma.sync, skinny", older, product([9, 70, 2120], halves, skinny), &[]),
@@ -506,26 +538,6 @@ fn subjects() -> Vec<Subject> {
         ),
         of("product by wgmma, skinny", newer, product([9, 72, 2120], halves, skinny), OF_ONE_TILE),
         of("product by wgmma, slices", newer, product([136, 136, 2240], halves, sliced), OF_STAGES),
-        of("attention on CUDA cores", older, Kernel::Attention(tensor::attention()), &[]),
-        of("its gradient", older, Kernel::AttentionBwd(tensor::attention()), &[]),
-        of(
-            "attention by mma.sync",
-            older,
-            Kernel::Attention(attention([150, 290, 1, 64], |_| {})),
-            &[],
-        ),
-        of(
-            "its gradient by mma.sync",
-            older,
-            Kernel::AttentionBwd(attention([150, 200, 2, 64], grouped)),
-            &[],
-        ),
-        of(
-            "attention by wgmma",
-            newer,
-            Kernel::Attention(attention([150, 760, 2, 80], in_two_samples)),
-            OF_KEYS,
-        ),
     ]
 }
 
