@@ -26,18 +26,17 @@
 //! **Reading order.** [`calls`] and [`prepare`] look at the module, [`mod@retype`] and
 //! [`mod@quantise`] round it, the latter to codes in [`blocks`]; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `codes`, `chunk`,
-//! [`canonicalise`] and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
-//! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
-//! [`tilings`] says how GPUs sum products, from the whole function and the plan's target, as
-//! `unsharded` gathers what all ranks decide alike;
-//! [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a class;
-//! [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages
-//! and calls share; [`executable`] says what no program does; [`compile`] assembles, and
-//! [`inference`] what only runs forward; [`mod@launched`] says what that comes to, and
-//! [`mod@footprint`] how large it is; [`mod@function`]
-//! compiles one function without a plan, of integers that [`narrow`] made short where [`ranges`]
-//! prove them to be, and `integers` multiplies as such. [`check`] replays the result and calls
-//! nothing of the above; in debug builds it looks at everything that is compiled.
+//! [`canonicalise`] and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group
+//! nodes into kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their
+//! launches; [`tilings`] says how GPUs sum products, from the whole function and the plan's target,
+//! as `unsharded` gathers what all ranks decide alike; [`lower`] makes routines of launches, or a
+//! [`refusal`], and [`routines`] those of a class; [`arena`] gives offsets, [`schedule`] an order
+//! of micro-batches; [`crossing`] says what stages and calls share; [`executable`] says what no
+//! program does; [`compile`] assembles, and [`inference`] what only runs forward; [`mod@launched`]
+//! says what that comes to, and [`mod@footprint`] how large it is; [`mod@function`] compiles one
+//! function without a plan, of integers that [`narrow`] made short where [`ranges`] prove them to
+//! be, and `integers` multiplies as such. [`check`] replays the result and calls nothing of the
+//! above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -45,7 +44,7 @@
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
 //! | `E2002` | a plan that does not fit the module | 3 |
-//! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places | 4 |
+//! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places; codes in a graph that is trained in narrow types | 4 |
 //! | `E2004` | a plan whose decisions no program carries out | 4 |
 //! | `E2005` | products of 8 bits of sizes that no whole blocks fill | 4 |
 //!

@@ -414,8 +414,8 @@ pub enum Op {
     /// the text declares it so. Cost: 2 flops per point of the factor space.
     Contract(Einsum),
     /// `scaled_contract bsm,fm->bsf runs_first=[1] a b scales_a scales_b` — sums products of codes
-    /// of 8 bits: over each run of 128 points of the summed factors, in the order of `a`, the sum of
-    /// products times the scales of both rows, which is what codes of one are worth.
+    /// of 8 bits: over each run of 128 points of the summed factors, in the order of `a`, the sum
+    /// of products times the scales of both rows, which is what codes of one are worth.
     ///
     /// The scales of an operand are a matrix: a row for each point of the factors that the operand
     /// alone has, in their order, or for 128 of them that follow each other, and a column for each

@@ -147,7 +147,8 @@ fn codes_of_others_keep_their_numbers() {
 #[test]
 fn scales_are_those_of_what_is_summed() {
     let text = "module m
-  func @both(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128], %f: f32[256, 256]) {
+  func @both(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128],
+      %f: f32[256, 256]) {
     %y: f32[B, 128, 2, 256] = contract bshd,ed->bshe %x %w
     %z: f32[B, 128, 2, 128] = contract bshd,fghd->bsfg %x %v
     %h: f32[2, 128, 256] = reshape %f
@@ -162,7 +163,8 @@ fn scales_are_those_of_what_is_summed() {
     %sum: f32[] = add %ab %c
     return %sum
   }
-  func @main(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128], %f: f32[256, 256]) {
+  func @main(%x: f32[B, 128, 2, 128], %w: f32[256, 128], %v: f32[2, 128, 2, 128],
+      %f: f32[256, 256]) {
     %y: f32[B, 128, 2, 256], %z: f32[B, 128, 2, 128], %q: f32[B, 128, 256] = call @both %x %w %v %f
     %sum: f32[] = call @last %y %z %q
     return %sum

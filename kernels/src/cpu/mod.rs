@@ -6,8 +6,8 @@
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
 //! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product`, `integers` and `scaled` matrix
-//! products; `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and
-//! `windows` the rest.
+//! products; `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`,
+//! `moves` and `windows` the rest.
 
 mod view;
 
