@@ -44,7 +44,7 @@
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
 //! | `E2002` | a plan that does not fit the module | 3 |
-//! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places; codes in a graph that is trained in narrow types | 4 |
+//! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places | 4 |
 //! | `E2004` | a plan whose decisions no program carries out | 4 |
 //! | `E2005` | products of 8 bits of sizes that no whole blocks fill | 4 |
 //!

@@ -422,12 +422,11 @@ fn scaled_products(trained: &Trained) -> [usize; 2] {
     });
     let mut counts = [0, 0];
     for kernel in launched {
-        match kernel {
-            Kernel::Product(p) => counts[usize::from(p.scales.is_none())] += 1,
-            Kernel::Products(p) => {
-                p.parts.iter().for_each(|of| counts[usize::from(of.product.scales.is_none())] += 1);
-            }
-            _ => {}
+        let mut count = |product: &Product| counts[usize::from(product.scales.is_none())] += 1;
+        if let Kernel::Product(product) = kernel {
+            count(product);
+        } else if let Kernel::Products(products) = kernel {
+            products.parts.iter().for_each(|part| count(&part.product));
         }
     }
     counts
@@ -455,9 +454,10 @@ fn products_of_codes_train_as_those_of_numbers() {
         // Where ranks exchange what scales are repeated to, products read numbers.
         let [scaled, others] = scaled_products(&codes);
         assert!(scaled + others == 21 && others <= 2 * (mesh.1 - 1), "{name}: {scaled}, {others}");
-        let functions: fn(&Kernel) -> Functions = match arch {
-            Arch::Sm90a => |kernel| functions_for(kernel, Arch::Sm90a),
-            _ => |kernel| functions_for(kernel, Arch::Sm89),
+        let functions: fn(&Kernel) -> Functions = if arch == Arch::Sm90a {
+            |kernel| functions_for(kernel, Arch::Sm90a)
+        } else {
+            |kernel| functions_for(kernel, Arch::Sm89)
         };
         let (loss, expected) = numbers.step(None);
         for (found, limit) in

@@ -32,21 +32,18 @@ impl ScaleParameters {
         format!("{name}[{block} * {of_block} + ({run}) * {of_run}]")
     }
 
-    /// Prints the scales of a sum of codes, as `of_row` and `of_column`, given its row `m`, its
-    /// column `n`, the last ones of the result, and its run. What is beyond the result has the
-    /// scales of its end.
+    /// Prints what a sum of codes is worth, as `worth`, given its row `m`, its column `n`, the
+    /// last ones of the result, and its run. What is beyond the result has the scales of its end.
+    /// It is the product of both scales, so that transposed products have the same bits; below
+    /// 2^-149 it is zero.
     pub(super) fn print(&self, [m, n]: [usize; 2], run: &str, of: &[Parameter], text: &mut Text) {
         line!(text, "const u64 row = m < {m} ? m : {m}, column = n < {n} ? n : {n};");
         let scale = |at: usize| self.scale(at, ["row", "column"][at], run, of);
-        line!(text, "const float of_row = {}, of_column = {};", scale(0), scale(1));
+        line!(text, "const float worth = {} * {};", scale(0), scale(1));
     }
 }
 
 /// A total, with the sum of a run added to it.
 pub(super) fn with_run(total: &str, sum: &str, is_scaled: bool) -> String {
-    // One scale after the other, since their product may be too small for F32.
-    match is_scaled {
-        true => format!("fma_of({sum} * of_row, of_column, {total})"),
-        false => format!("{total} + {sum}"),
-    }
+    if is_scaled { format!("fma_of({sum}, worth, {total})") } else { format!("{total} + {sum}") }
 }
