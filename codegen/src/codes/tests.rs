@@ -65,6 +65,28 @@ fn operands(function: &Function) -> Vec<Tensor> {
     typed.map(|(param, seed)| random(function.ty(param), seed)).collect()
 }
 
+fn prepared(text: &str, precision: &Precision) -> Module {
+    let module = ir::text::parse_module("test", text).expect("it reads");
+    let mut module = prepare_training_as(module, "main", precision).expect("it is prepared");
+    module.bind(&bindings(TWO_SAMPLES));
+    module
+}
+
+/// A module of which one function reads codes, whose results are near those of numbers.
+fn reading_codes(module: &Module, name: &str, limit: f64) -> Module {
+    let function = module.function(name).expect("a layer");
+    let mut read = function.clone();
+    read_codes(&mut read, module, Some(Target::Cuda(Arch::Sm90a)));
+    let (text, operands) = (read.to_string(), operands(function));
+    let mut changed = module.clone();
+    *changed.functions.iter_mut().find(|f| f.name == name).expect("a layer") = read;
+    assert_eq!(ir::verify::verify(&changed), Vec::new());
+    let [expected, found] =
+        [module, &changed].map(|module| eval(module, name, &operands).expect("it runs"));
+    assert_near(&found, &expected, limit, &text);
+    changed
+}
+
 fn assert_near(found: &[Tensor], expected: &[Tensor], limit: f64, text: &str) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
@@ -85,10 +107,7 @@ fn products_of_codes_are_those_of_numbers() {
             (Precision::uniform(DType::F32), 1e-6),
             (Precision::training(DType::BF16), 2.0_f64.powi(-8)),
         ] {
-            let module = ir::text::parse_module("test", TEXT).expect("it reads");
-            let precision = Precision { products, ..precision };
-            let mut module = prepare_training_as(module, "main", &precision).expect("it is");
-            module.bind(&bindings(TWO_SAMPLES));
+            let module = prepared(TEXT, &Precision { products, ..precision });
             for (name, wanted) in [
                 ("first", [1, 1]),
                 ("second", [1, 0]),
@@ -96,19 +115,9 @@ fn products_of_codes_are_those_of_numbers() {
                 ("first.grad", [3, 3]),
                 ("second.grad", [3, 3]),
             ] {
-                let function = module.function(name).expect("a layer").clone();
-                let mut read = function.clone();
-                let target = Some(Target::Cuda(Arch::Sm90a));
-                read_codes(&mut read, &module, target);
-                assert_eq!(counts(&read), wanted, "{name}: {read}");
-                let text = read.to_string();
-                let operands = operands(&function);
-                let mut changed = module.clone();
-                let place = changed.functions.iter_mut().find(|f| f.name == name);
-                *place.expect("a layer") = read;
-                let [expected, found] = [&module, &changed]
-                    .map(|module| eval(module, name, &operands).expect("it runs"));
-                assert_near(&found, &expected, limit, &text);
+                let changed = reading_codes(&module, name, limit);
+                let read = changed.function(name).expect("a layer");
+                assert_eq!(counts(read), wanted, "{name}: {read}");
                 let again = ir::text::parse_module("test", &changed.to_string()).expect("it reads");
                 assert_eq!(again.to_string(), changed.to_string());
             }
@@ -120,25 +129,16 @@ fn products_of_codes_are_those_of_numbers() {
 /// scales are no powers of two products read numbers.
 #[test]
 fn codes_of_others_keep_their_numbers() {
-    let module = ir::text::parse_module("test", TEXT).expect("it reads");
     let precision = Precision { products: Products::F8E4M3, ..Precision::uniform(DType::F32) };
-    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
-    module.bind(&bindings(TWO_SAMPLES));
-    let text = module.to_string();
+    let text = prepared(TEXT, &precision).to_string();
     let other_most = text.replace("constant 448.0", "constant 240.0");
     let no_powers = text.replace("= power_floor", "= abs");
     assert!(other_most != text && no_powers != text, "{text}");
     for (text, wanted) in [(other_most, [3, 3]), (no_powers, [0, 0])] {
-        let mut module = ir::text::parse_module("test", &text).expect("it reads");
-        let function = module.function("first.grad").expect("a layer").clone();
-        let operands = operands(&function);
-        let expected = eval(&module, "first.grad", &operands).expect("it runs");
-        let mut read = function.clone();
-        read_codes(&mut read, &module, Some(Target::Cuda(Arch::Sm90a)));
-        assert_eq!(counts(&read), wanted, "{read}");
-        *module.functions.iter_mut().find(|f| f.name == "first.grad").expect("a layer") = read;
-        let found = eval(&module, "first.grad", &operands).expect("it runs");
-        assert_near(&found, &expected, 1e-6, &text);
+        let module = ir::text::parse_module("test", &text).expect("it reads");
+        let changed = reading_codes(&module, "first.grad", 1e-6);
+        let read = changed.function("first.grad").expect("a layer");
+        assert_eq!(counts(read), wanted, "{read}");
     }
 }
 
@@ -170,26 +170,15 @@ fn scales_are_those_of_what_is_summed() {
     return %sum
   }
 ";
-    let module = ir::text::parse_module("test", text).expect("it reads");
-    for precision in [Precision::uniform(DType::F32), Precision::training(DType::BF16)] {
-        let precision = Precision { products: Products::F8E4M3, ..precision };
-        let mut module =
-            prepare_training_as(module.clone(), "main", &precision).expect("it is prepared");
-        module.bind(&bindings(TWO_SAMPLES));
+    for (precision, limit) in [
+        (Precision::uniform(DType::F32), 1e-6),
+        (Precision::training(DType::BF16), 2.0_f64.powi(-8)),
+    ] {
+        let module = prepared(text, &Precision { products: Products::F8E4M3, ..precision });
         for name in ["both", "both.grad"] {
-            let function = module.function(name).expect("a layer").clone();
-            let operands = operands(&function);
-            let expected = eval(&module, name, &operands).expect("it runs");
-            let mut read = function.clone();
-            read_codes(&mut read, &module, Some(Target::Cuda(Arch::Sm90a)));
-            assert!(counts(&read)[0] >= 3, "{read}");
-            let text = read.to_string();
-            let mut changed = module.clone();
-            *changed.functions.iter_mut().find(|f| f.name == name).expect("a layer") = read;
-            assert_eq!(ir::verify::verify(&changed), Vec::new());
-            let found = eval(&changed, name, &operands).expect("it runs");
-            let limit = if precision.compute == DType::F32 { 1e-6 } else { 2.0_f64.powi(-8) };
-            assert_near(&found, &expected, limit, &text);
+            let changed = reading_codes(&module, name, limit);
+            let read = changed.function(name).expect("a layer");
+            assert!(counts(read)[0] >= 3, "{read}");
         }
     }
 }
@@ -213,9 +202,9 @@ fn products_of_codes_are_refused_in_narrow_types() {
 ";
     let text = text.replacen('\n', layer, 1);
     let module = ir::text::parse_module("test", &text).expect("it reads");
-    let prepared = |precision| prepare_inference_as(module.clone(), "main", &precision);
-    assert!(prepared(Precision::uniform(DType::F32)).is_ok());
-    let refused = prepared(Precision::training(DType::BF16)).unwrap_err();
+    let of = |precision| prepare_inference_as(module.clone(), "main", &precision);
+    assert!(of(Precision::uniform(DType::F32)).is_ok());
+    let refused = of(Precision::training(DType::BF16)).unwrap_err();
     assert_eq!(refused.code, "E2003");
 }
 
@@ -223,10 +212,8 @@ fn products_of_codes_are_refused_in_narrow_types() {
 /// makes codes of them again.
 #[test]
 fn halves_of_gradients_read_codes() {
-    let module = ir::text::parse_module("test", TEXT).expect("it reads");
     let precision = Precision { products: Products::F8E4M3, ..Precision::training(DType::BF16) };
-    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
-    module.bind(&bindings(TWO_SAMPLES));
+    let module = prepared(TEXT, &precision);
     for (name, ends) in [("first.grad", [2, 1]), ("second.grad", [3, 1])] {
         for keep in Keep::ALL {
             let function = module.function(name).expect("a layer");
@@ -242,10 +229,8 @@ fn halves_of_gradients_read_codes() {
 /// Where no instruction multiplies 8 bits, and in functions without codes, nothing changes.
 #[test]
 fn other_targets_and_functions_stay() {
-    let module = ir::text::parse_module("test", TEXT).expect("it reads");
     let precision = Precision { products: Products::F8E4M3, ..Precision::uniform(DType::F32) };
-    let mut module = prepare_training_as(module, "main", &precision).expect("it is prepared");
-    module.bind(&bindings(TWO_SAMPLES));
+    let module = prepared(TEXT, &precision);
     let cpu = Some(Target::Cpu(InstructionSet::Amx));
     let older = Some(Target::Cuda(Arch::Sm80));
     let newer = Some(Target::Cuda(Arch::Sm90a));

@@ -50,9 +50,6 @@ impl Numbers {
             part.product.scales = None;
             (part.product.stored.a, part.product.stored.b) = (DType::F32, DType::F32);
         }
-        if reads.is_empty() {
-            return None;
-        }
         let sources: BTreeSet<usize> = parts.iter().flat_map(ProductPart::operands).collect();
         let sources: Vec<usize> = sources.into_iter().collect();
         let number = |of: &mut usize| *of = sources.partition_point(|source| source < of);
@@ -82,7 +79,7 @@ impl Numbers {
         self.sources.iter().map(input).collect()
     }
 
-    /// Bytes of that.
+    /// Bytes of what codes of a kernel are worth.
     pub(super) fn bytes(kernel: &Kernel) -> usize {
         let parts = products_of(kernel).map_or_else(Vec::new, |products| products.parts);
         let scaled = parts.into_iter().map(|part| part.product).filter(|p| p.scales.is_some());
@@ -91,16 +88,15 @@ impl Numbers {
     }
 }
 
-/// The products of a launch.
+/// The products of a launch of which some have scales.
 fn products_of(kernel: &Kernel) -> Option<Products> {
     #[expect(clippy::wildcard_enum_match_arm, reason = "nothing else has scales")]
     match kernel {
-        Kernel::Product(p) => {
-            let scales = p.scales.map(|_| [2, 3]);
-            let part = ProductPart { scales, ..ProductPart::of(0, 1, p.clone()) };
+        Kernel::Product(p) if p.scales.is_some() => {
+            let part = ProductPart { scales: Some([2, 3]), ..ProductPart::of(0, 1, p.clone()) };
             Some(Products { parts: vec![part] })
         }
-        Kernel::Products(p) => Some(p.clone()),
+        Kernel::Products(p) if p.parts.iter().any(|part| part.scales.is_some()) => Some(p.clone()),
         _ => None,
     }
 }

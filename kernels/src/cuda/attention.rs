@@ -33,8 +33,8 @@ pub struct AttentionTile {
 pub enum Part {
     /// The result and `lse`.
     Forward,
-    /// `delta`: for each query the dot product of the result with its gradient; and for each tile
-    /// of so many queries that the first turn to add to their gradient is next.
+    /// `delta`: for each query the dot product of the result with its gradient; and a zero for the
+    /// counter of turns of each tile of queries.
     Delta {
         /// Queries of a tile.
         tile: usize,
