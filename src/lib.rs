@@ -71,6 +71,7 @@ use codegen::prepare::{Preparation, Purpose};
 use ir::ids::Ids;
 use ir::import::{Description, Model, Options, Resolved};
 use ir::precision::Precision;
+use ir::random::DrawBits;
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::{DType, Diagnostic, Module, Plan, Span};
@@ -126,8 +127,17 @@ fn resolve_quietly(path: &Path) -> Result<Resolved, Vec<Diagnostic>> {
 
 /// Description to model: the functions to compute and the weights that they take.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Failure> {
+    import_drawing(description, options, DrawBits::B16)
+}
+
+/// As [`import`], where dropout draws so many bits.
+pub fn import_drawing(
+    description: &Description,
+    options: &Options,
+    bits: DrawBits,
+) -> Result<Model, Failure> {
     job::check_seq(description, options.seq)?;
-    Ok(ir::import::import(description, options)?)
+    Ok(ir::import::import_drawing(description, options, bits)?)
 }
 
 /// Model to module: gradients added, composites without a kernel inlined.

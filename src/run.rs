@@ -19,6 +19,7 @@ use ir::import::{Architecture, Description, Resolved};
 use ir::lora::Lora;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
+use ir::random::DrawBits;
 use ir::{DType, Diagnostic, Span};
 use runtime::checkpoint::{Checkpoint, Damage, Store};
 use runtime::lock::RunLock;
@@ -76,6 +77,10 @@ pub struct Settings {
     pub precision: Vec<String>,
     /// The probability of dropout; that of the model where none.
     pub dropout: Option<f64>,
+    /// The bits of a draw of dropout; runs that were begun by earlier versions say nothing, and
+    /// draw 24.
+    #[serde(default)]
+    pub draw_bits: DrawBits,
     /// Whether packed documents are kept apart.
     #[serde(default, skip_serializing_if = "is_false")]
     pub document_mask: bool,
@@ -158,6 +163,7 @@ impl Settings {
             dtype: job::graph_dtype(resolved).unwrap_or(DType::F32),
             precision: Vec::new(),
             dropout: None,
+            draw_bits: DrawBits::B16,
             document_mask: false,
             eod_token: None,
             lora: None,

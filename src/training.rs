@@ -57,7 +57,7 @@ impl Training {
         let (seq, dtype, dropout) = (settings.seq, precision.accumulate, settings.dropout);
         let documents = settings.document_mask;
         let options = Options { seq, dtype, dropout, documents };
-        let mut model = crate::import(description, &options)?;
+        let mut model = crate::import_drawing(description, &options, settings.draw_bits)?;
         let lora = settings.lora.clone();
         let adapters = lora.as_ref().map(|lora| adapt(&mut model, lora)).transpose()?;
         let adapters = adapters.unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
+use ir::random::DrawBits;
 use ir::{DType, Function, Op, TensorType};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
@@ -91,9 +92,9 @@ pub fn kernel_of_op(
             let base = scalars.offset(*start, Scalars::ANY);
             Ok(Kernel::Rows(count(*dim, base, *dtype, &sizes)))
         }
-        Op::Random { salt, start, extent, per_sample, dtype, .. } => {
-            let places = global_places(start, extent, *per_sample);
-            Ok(Kernel::Rows(drawn(*salt, places, *dtype, &sizes, scalars)))
+        Op::Random { salt, start, extent, per_sample, bits, dtype, dims } => {
+            let places = global_places(start, extent, dims, *per_sample);
+            Ok(Kernel::Rows(drawn((*salt, *bits), places, *dtype, &sizes, scalars)))
         }
         Op::Broadcast { new, .. } => Ok(Kernel::Copy(repeat(new, &sizes, result.dtype))),
         Op::Slice { dim, start, .. } => {
@@ -348,12 +349,18 @@ fn count(dim: usize, base: Offset, dtype: DType, sizes: &[usize]) -> Rows {
 }
 
 /// Draws, stored: for what reads them and is no block program.
-fn drawn(salt: u32, places: Places, dtype: DType, sizes: &[usize], scalars: &mut Scalars) -> Rows {
+fn drawn(
+    (salt, bits): (u32, DrawBits),
+    places: Places,
+    dtype: DType,
+    sizes: &[usize],
+    scalars: &mut Scalars,
+) -> Rows {
     let count: usize = sizes.iter().product();
-    let Places { strides, offset, sample_stride } = places;
+    let Places { strides, offset, unit, sample_stride } = places;
     let row = digits(sizes, &strides);
-    let offset = scalars.offset(offset.cast_signed(), Scalars::ANY);
-    let draw = Draw { key: 0, salt, row, col: Vec::new(), offset, sample_stride };
+    let offset = scalars.offset(offset.cast_signed(), Scalars::any_of(unit));
+    let draw = Draw { key: 0, salt, bits, row, col: Vec::new(), offset, unit, sample_stride };
     let key = RowInput { dtype: DType::U32, access: Access::scalar() };
     stored(Instr::Random(draw), vec![key], dtype, count)
 }
@@ -515,6 +522,7 @@ fn attention(
     let dropped = dropout.then(|| Dropout {
         p: number("p"),
         salt: number("salt") as u32,
+        bits: DrawBits::of_composite(attributes),
         sample_offset: 0,
         heads_total: number("heads") as u64,
         head_base: scalars.offset(whole("head_offset"), 0..=whole("heads") - heads),

@@ -15,6 +15,11 @@ impl Scalars {
     /// What the bounds of an offset are where those of a rank's pieces are not known.
     pub(crate) const ANY: RangeInclusive<i64> = 0..=LIMIT as i64;
 
+    /// The same of an offset that counts in units of so many.
+    pub(crate) fn any_of(unit: u64) -> RangeInclusive<i64> {
+        0..=(LIMIT as u64 / unit).cast_signed()
+    }
+
     /// An offset of a kernel, of which this is the value on this rank. Bounds are those of all
     /// ranks with equal sizes, so that kernels of these are equal; what they leave no choice, or
     /// exclude, is part of the kernel.

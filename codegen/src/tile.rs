@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use ir::op::{Binary, Combiner, Comparison, Unary};
+use ir::random::{DrawBits, SHARED_DRAWS};
 use ir::{DType, Dim, Function, Module, Node, Op, ValueId};
 use kernels::Offset;
 use kernels::rows::{
@@ -361,10 +362,10 @@ impl Lower<'_> {
                     None => x,
                 }
             }
-            Op::Random { salt, start, extent: global, per_sample, .. } => {
+            Op::Random { salt, start, extent: global, per_sample, bits, dims, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
-                let places = global_places(start, global, *per_sample);
-                let draw = self.draw(key, *salt, places, extent);
+                let places = global_places(start, global, dims, *per_sample);
+                let draw = self.draw(key, (*salt, *bits), places, extent);
                 self.push(Instr::Random(draw))
             }
             Op::Broadcast { new, .. } => self.broadcast(node, new, extent),
@@ -403,15 +404,22 @@ impl Lower<'_> {
         Instr::Index { row, col_stride: usize::from(!in_rows), base }
     }
 
-    fn draw(&mut self, key: usize, salt: u32, places: Places, extent: Extent) -> Draw {
-        let Places { strides, offset, sample_stride } = places;
+    fn draw(
+        &mut self,
+        key: usize,
+        (salt, bits): (u32, DrawBits),
+        places: Places,
+        extent: Extent,
+    ) -> Draw {
+        let Places { strides, offset, unit, sample_stride } = places;
         let split = self.domain.split;
         let col = match extent {
             Extent::Full => digits(&self.domain.sizes[split..], &strides[split..]),
             Extent::Row | Extent::Column | Extent::Total => Vec::new(),
         };
-        let offset = self.scalars.offset(offset.cast_signed(), Scalars::ANY);
-        Draw { key, salt, row: self.row_digits(&strides[..split]), col, offset, sample_stride }
+        let offset = self.scalars.offset(offset.cast_signed(), Scalars::any_of(unit));
+        let row = self.row_digits(&strides[..split]);
+        Draw { key, salt, bits, row, col, offset, unit, sample_stride }
     }
 
     fn output(&mut self, result: ValueId) -> Output {
@@ -432,20 +440,35 @@ impl Lower<'_> {
 pub(crate) struct Places {
     /// The strides of the global tensor.
     pub(crate) strides: Vec<usize>,
-    /// The place of the first local element, for the first sample.
+    /// The place of the first local element, for the first sample, in units.
     pub(crate) offset: u64,
+    /// How many places are a unit: so many that each rank's first element is at a multiple.
+    pub(crate) unit: u64,
     /// How much further that is for the next sample.
     pub(crate) sample_stride: u64,
 }
 
-pub(crate) fn global_places(start: &[i64], global: &[Dim], per_sample: u32) -> Places {
+pub(crate) fn global_places(
+    start: &[i64],
+    global: &[Dim],
+    local: &[Dim],
+    per_sample: u32,
+) -> Places {
     let mut strides = vec![1_usize; start.len()];
     for dim in (0..start.len().saturating_sub(1)).rev() {
         strides[dim] = strides[dim + 1] * global[dim + 1].as_constant().unwrap_or(1) as usize;
     }
-    let offset = start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
+    let offset: u64 =
+        start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
+    // A dim that is whole begins at 0 on every rank; samples may be shared out in any case.
+    let may_begin_later = |dim: usize| dim == 0 || local[dim] != global[dim];
+    let is_even = |dim: usize| (strides[dim] as u64).is_multiple_of(SHARED_DRAWS);
+    let unit = match (0..start.len()).filter(|dim| may_begin_later(*dim)).all(is_even) {
+        true => SHARED_DRAWS,
+        false => 1,
+    };
     let sample_stride = strides.first().map_or(0, |stride| *stride as u64 * u64::from(per_sample));
-    Places { strides, offset, sample_stride }
+    Places { strides, offset: offset / unit, unit, sample_stride }
 }
 
 /// A number as a type holds it.

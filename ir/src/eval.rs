@@ -16,7 +16,7 @@ use crate::dim::{Bindings, Dim};
 use crate::infer::name;
 use crate::module::{Function, Module};
 use crate::op::Op;
-use crate::random::{Key, uniform};
+use crate::random::Key;
 use crate::tensor::{Data, Tensor, places, strides};
 use crate::{DType, Diagnostic, Span, ValueId};
 
@@ -154,11 +154,13 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
     Ok(match op {
         Op::Constant { value, dtype, dims } => Tensor::filled(*dtype, &sizes(dims), *value),
         Op::Iota { dim, start, dtype, dims } => iota(*dim, *start, *dtype, &sizes(dims)),
-        Op::Random { salt, start, extent, per_sample, dtype, dims } => {
+        Op::Random { salt, start, extent, per_sample, bits, dtype, dims } => {
             let (key, dims) = (key(x(0)), sizes(dims));
             let first = u64::from(key.sample) * u64::from(*per_sample);
-            let draws = random(key.stream(*salt), first, start, &sizes(extent), &dims);
-            Tensor::from_f64(*dtype, &dims, draws)
+            let stream = key.stream(*salt);
+            let draw = |index: u64| f64::from(bits.uniform(stream, index));
+            let places = random(first, start, &sizes(extent), &dims);
+            Tensor::from_f64(*dtype, &dims, places.into_iter().map(draw).collect())
         }
         Op::FoldKey { salt } => Tensor::key(key(x(0)).fold(*salt)),
         Op::Unary(how) => elementwise::unary(*how, x(0)),
@@ -227,17 +229,16 @@ fn iota(dim: usize, start: i64, dtype: DType, dims: &[usize]) -> Tensor {
     cast(dtype, &Tensor::int(DType::I64, dims, numbers))
 }
 
-/// Each element is the draw at its row-major index in the global tensor, whose first dim starts at
-/// the index `first`.
-fn random(stream: u64, first: u64, start: &[i64], extent: &[usize], dims: &[usize]) -> Vec<f64> {
+/// The row-major index in the global tensor of each element, where the first dim starts at the
+/// index `first`: the number of its draw.
+fn random(first: u64, start: &[i64], extent: &[usize], dims: &[usize]) -> Vec<u64> {
     let steps = strides(extent);
     let origin = start.iter().zip(&steps).enumerate().map(|(at, (start, step))| {
         let first = if at == 0 { first } else { 0 };
         (*start as u64 + first) * *step as u64
     });
     let origin: u64 = origin.sum();
-    let draw = |at: &usize| f64::from(uniform(stream, origin + *at as u64));
-    places(dims, &steps, 0).iter().map(draw).collect()
+    places(dims, &steps, 0).iter().map(|at| origin + *at as u64).collect()
 }
 
 fn cast(dtype: DType, x: &Tensor) -> Tensor {

@@ -46,6 +46,7 @@ mod preset;
 mod resolve;
 mod sizes;
 
+use crate::random::DrawBits;
 use crate::{DType, Diagnostic, Module, Span};
 
 pub use activation::Activation;
@@ -292,12 +293,25 @@ pub fn exit_code(code: &str) -> u8 {
     }
 }
 
-/// Builds the entries `loss` and `logits` of a model; a graph has the entries that it has.
+/// Builds the entries `loss` and `logits` of a model; a graph has the entries that it has. Draws
+/// have 16 bits.
+///
+/// # Errors
+/// As [`import_drawing`].
+pub fn import(description: &Description, options: &Options) -> Result<Model, Vec<Diagnostic>> {
+    import_drawing(description, options, DrawBits::B16)
+}
+
+/// As [`import`], with draws of so many bits; a graph has those that it says.
 ///
 /// # Errors
 /// `E1108` for options that do not fit the model; those of [`crate::verify`] for a graph that does
 /// not hold for sequences of the length.
-pub fn import(description: &Description, options: &Options) -> Result<Model, Vec<Diagnostic>> {
+pub fn import_drawing(
+    description: &Description,
+    options: &Options,
+    bits: DrawBits,
+) -> Result<Model, Vec<Diagnostic>> {
     let family = match &description.architecture {
         Architecture::Family(family) => family,
         Architecture::Graph(module) => {
@@ -307,7 +321,7 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Vec
     };
     entry::check_options(family, options)?;
     let mut module = Module::new(module_name(&description.name));
-    let entries = entry::training(&mut module, family, options);
+    let entries = entry::training(&mut module, family, options, bits);
     Ok(model(description, family, module, entries))
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::random::DrawBits;
 use crate::{DType, dim::Dim};
 
 /// An elementwise function of one operand.
@@ -367,6 +368,8 @@ pub enum Op {
         extent: Vec<Dim>,
         /// Indices of the first dim that belong to one sample; 0 where it counts no samples.
         per_sample: u32,
+        /// The bits of a draw.
+        bits: DrawBits,
         /// The element type of the result.
         dtype: DType,
         /// The dims of the result.

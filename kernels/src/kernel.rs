@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use ir::DType;
 use ir::op::Operands;
+use ir::random::DrawBits;
 use serde::{Deserialize, Serialize};
 
 use crate::border::Border;
@@ -546,15 +547,18 @@ impl Attention {
 
 /// Which scores are dropped: a pure function of the run-time key and the global position.
 ///
-/// A score is kept iff `uniform(key.stream(salt), index) >= p`, then scaled by `1 / (1 - p)`, with
-/// `index = ((b * heads_total + h) * queries_total + s) * keys_total + t` in global coordinates:
-/// `b = key.sample + sample_offset + local`, the others their base plus the local index.
+/// A score is kept iff `bits.uniform(key.stream(salt), index) >= p`, then scaled by `1 / (1 - p)`,
+/// with `index = ((b * heads_total + h) * queries_total + s) * keys_total + t` in global
+/// coordinates: `b = key.sample + sample_offset + local`, the others their base plus the local
+/// index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dropout {
     /// Probability of dropping.
     pub p: f64,
     /// The site.
     pub salt: u32,
+    /// The bits of a draw.
+    pub bits: DrawBits,
     /// Global index of local sample 0, from the key's sample on.
     pub sample_offset: u64,
     /// Global number of query heads.

@@ -15,6 +15,7 @@
 //! integers ([`UnaryOp::is_whole`], [`BinaryOp::is_whole`]).
 
 use ir::DType;
+use ir::random::DrawBits;
 use serde::{Deserialize, Serialize};
 
 use crate::offset::Offset;
@@ -183,22 +184,26 @@ pub enum Instr {
     Random(Draw),
 }
 
-/// A random draw: `uniform(key.stream(salt), index)`.
+/// A random draw: `bits.uniform(key.stream(salt), index)`.
 ///
-/// `index = offset + key.sample * sample_stride + sum of row and column digits` is the row-major
-/// position of the point in the global tensor.
+/// `index = offset * unit + key.sample * sample_stride + sum of row and column digits` is the
+/// row-major position of the point in the global tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Draw {
     /// The input that holds the key, u32\[4\].
     pub key: usize,
     /// The site.
     pub salt: u32,
+    /// The bits of a draw.
+    pub bits: DrawBits,
     /// Digits of the row index.
     pub row: Vec<Digit>,
     /// Digits of the column index; none makes a row scalar.
     pub col: Vec<Digit>,
-    /// Index of the first point.
+    /// Index of the first point, in units.
     pub offset: Offset,
+    /// Points of a unit.
+    pub unit: u64,
     /// Elements of the global tensor per sample.
     pub sample_stride: u64,
 }

@@ -399,7 +399,8 @@ fn random(r: &Rows, draw: &Draw) -> Verdict {
     digits(&draw.col)?;
     let is_key = r.inputs.get(draw.key).is_some_and(|i| i.dtype == DType::U32);
     require(is_key, "a draw has no key of u32")?;
-    begins(draw.offset, LIMIT)?;
+    require(draw.unit > 0, "a draw counts in units of no point")?;
+    begins(draw.offset, LIMIT / draw.unit as usize)?;
     // Sample numbers have 32 bits.
     let near = draw.sample_stride <= u64::from(u32::MAX) / 2;
     require(near, "a draw's positions are too large")

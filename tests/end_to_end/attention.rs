@@ -107,7 +107,9 @@ fn kernels_of_all_forms_compute_what_the_interpreter_does() {
         let dropout = r.below(3) == 0;
         let name = if dropout { "attention_dropout" } else { "attention" };
         if dropout {
+            let short = f64::from(u8::from(r.coin()));
             form.attributes.extend([("p", 0.3), ("salt", 3.0), ("heads", form.heads as f64)]);
+            form.attributes.push(("short_draws", short));
         }
         for dtype in [DType::F64, DType::F32] {
             let mut operands = form.operands(&mut r, dtype);

@@ -133,6 +133,27 @@ fn settings_that_are_lost_are_those_of_the_newest_checkpoint() {
     }
 }
 
+/// Settings of earlier versions do not say how many bits a draw has: they drew 24.
+#[test]
+fn runs_of_earlier_versions_keep_their_draws() {
+    let scratch = scratch("draws");
+    scratch.answer(&format!("train tiny {FLAGS} --dropout 0.3 --steps 3 --keep 0 --out run"));
+    let path = scratch.0.join("run/run.toml");
+    let settings = fs::read_to_string(&path).expect("the file is read");
+    let mut resumed = |draws: &str| {
+        let text = settings.replace("draw_bits = 16\n", draws);
+        assert!(text != settings || draws.contains("16"), "{settings}");
+        scratch.write("run/run.toml", &text);
+        scratch.answer("train --resume run --step 1 --steps 3");
+        fs::read(file_of(&scratch, 3)).expect("the file is read")
+    };
+    let [short, none, long] = ["draw_bits = 16\n", "", "draw_bits = 24\n"].map(&mut resumed);
+    assert!(none == long && none != short);
+    scratch.write("run/run.toml", &settings.replace("draw_bits = 16", "draw_bits = 20"));
+    let said = errors(&scratch.run("train --resume run"));
+    assert!(said.contains("draws have 24 or 16 bits, not 20"), "{said}");
+}
+
 #[test]
 fn files_of_others_stay_where_checkpoints_lie() {
     let scratch = four_steps("others");

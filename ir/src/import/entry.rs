@@ -6,6 +6,7 @@ use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::{Kind, Module, ValueId};
 use crate::op::Op;
+use crate::random::DrawBits;
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
 
@@ -81,11 +82,17 @@ pub(crate) fn check_seq(model: &FamilyModel, seq: usize) -> Option<Diagnostic> {
     (!fits).then(why)
 }
 
-/// Adds the functions and entries for training and evaluation; returns the entries' names.
-pub(crate) fn training(module: &mut Module, model: &FamilyModel, options: &Options) -> Vec<String> {
+/// Adds the functions and entries for training, with draws of so many bits, and evaluation; returns
+/// the entries' names.
+pub(crate) fn training(
+    module: &mut Module,
+    model: &FamilyModel,
+    options: &Options,
+    bits: DrawBits,
+) -> Vec<String> {
     let mut maker = Maker::new(model, options.seq, options.dtype);
     maker.documents = options.documents;
-    let mode = Mode::Train(options.dropout);
+    let mode = Mode::Train(options.dropout, bits);
     let mut trained = Callees { embed: "embed".into(), blocks: Vec::new(), mode };
     maker.add_embed(module, "embed", mode, &[]);
     trained.blocks = maker.add_blocks(module, "block", mode, &|_| Vec::new());

@@ -254,8 +254,9 @@ impl Roles {
             return None;
         }
         let heads = sizes(&scores[1..2])[0].as_constant()?;
-        let Dropout { p, salt, key, .. } = *dropout;
+        let Dropout { p, salt, key, bits, .. } = *dropout;
         attributes.extend([("p", p), ("salt", f64::from(salt)), ("heads", heads as f64)]);
+        attributes.extend(bits.attribute());
         operands.push(Source::Old(key));
         Some(draft.composite("attention_dropout", &attributes, &operands)?[0])
     }

@@ -7,6 +7,7 @@ use super::views::sizes;
 use crate::dim::{Dim, product};
 use crate::module::{Attributes, Kind, Node, ValueId};
 use crate::op::{Binary, Comparison, Op};
+use crate::random::DrawBits;
 
 /// How many steps dropout takes at most.
 const STEPS_MAX: usize = 8;
@@ -22,6 +23,8 @@ pub(super) struct Dropout {
     drawn: Element,
     /// Indices of the first dim of the draw that belong to one sample.
     per_sample: u32,
+    /// The bits of the draw.
+    pub(super) bits: DrawBits,
 }
 
 impl Dropout {
@@ -60,8 +63,9 @@ fn called(graph: &Graph, of: &Element) -> Option<(Dropout, Element)> {
     let ("dropout", attributes) = composite(graph, node)? else { return None };
     let (p, salt) = (*attributes.get("p")?, *attributes.get("salt")? as u32);
     let x = Element { value: node.operands[0], index: of.index.clone() };
-    let dropout = Dropout { p, salt, key: node.operands[1], drawn: of.clone(), per_sample: 1 };
-    Some((dropout, graph.peel(&x)))
+    let bits = DrawBits::of_composite(attributes);
+    let (key, drawn) = (node.operands[1], of.clone());
+    Some((Dropout { p, salt, key, drawn, per_sample: 1, bits }, graph.peel(&x)))
 }
 
 /// What is found on the way from the result to what is dropped.
@@ -168,12 +172,12 @@ fn drawn(graph: &Graph, condition: &Element, is_kept: bool) -> Option<Dropout> {
     };
     let (p, u) = (graph.constant(&limit)?, graph.peel(&u));
     let node = graph.node(u.value)?;
-    let Op::Random { salt, start, extent, per_sample, dtype, dims } = &node.op else {
+    let Op::Random { salt, start, extent, per_sample, bits, dtype, dims } = &node.op else {
         return None;
     };
     // Attention draws in the type of sums.
     let is_wide = dtype.is_float() && !dtype.is_narrow();
     let is_whole = start.iter().all(|at| *at == 0) && extent.get(1..) == dims.get(1..);
-    let (salt, per_sample, key) = (*salt, *per_sample, node.operands[0]);
-    (is_wide && is_whole).then_some(Dropout { p, salt, key, drawn: u, per_sample })
+    let (salt, per_sample, bits, key) = (*salt, *per_sample, *bits, node.operands[0]);
+    (is_wide && is_whole).then_some(Dropout { p, salt, key, drawn: u, per_sample, bits })
 }

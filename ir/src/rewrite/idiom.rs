@@ -45,13 +45,14 @@ const STEPS_MAX: usize = 50_000;
 /// The number by which every key is seen.
 const UNMASKED: f64 = (1_u64 << 30) as f64;
 
-/// What attention is when it is written without shared key heads, and without a mask. Both forms
-/// are derived from the definition, by the rules.
+/// What attention is when it is written without shared key heads, and without a mask, both of which
+/// the rules derive from the definition; and dropout whose draws have 16 bits.
 const CASES: &[Case] = &[
     Case {
         composite: "attention",
         fixed: &[("group", 1.0), ("head_offset", 0.0), ("kv_offset", 0.0)],
         has_heads_alike: true,
+        is_simpler: true,
     },
     Case {
         composite: "attention",
@@ -62,13 +63,21 @@ const CASES: &[Case] = &[
             ("kv_offset", 0.0),
         ],
         has_heads_alike: true,
+        is_simpler: true,
     },
     Case {
         composite: "attention",
         fixed: &[("query_offset", UNMASKED), ("head_offset", 0.0), ("kv_offset", 0.0)],
         has_heads_alike: false,
+        is_simpler: true,
     },
+    Case::with("dropout", &SHORT),
+    Case::with("attention_dropout", &SHORT),
+    Case::with("attention_dropout_bwd", &SHORT),
 ];
+
+/// Draws of 16 bits.
+const SHORT: [(&str, f64); 1] = [("short_draws", 1.0)];
 
 /// An instance of a composite among the terms of a graph.
 pub(super) struct Found {

@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::op::{
     Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Operands, Unary, Windows,
 };
+use crate::random::DrawBits;
 use crate::types::TensorType;
 
 /// The op of a line; none when the word or its attributes are unknown.
@@ -178,8 +179,12 @@ fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
         true => u32::try_from(attrs.integer("per_sample")?).ok()?,
         false => 1,
     };
-    let dims = declared.dims.clone();
-    Some(Op::Random { salt, start, extent, per_sample, dtype: declared.dtype, dims })
+    let bits = match attrs.named.contains_key("bits") {
+        true => DrawBits::of(u32::try_from(attrs.integer("bits")?).ok()?)?,
+        false => DrawBits::B24,
+    };
+    let (dtype, dims) = (declared.dtype, declared.dims.clone());
+    Some(Op::Random { salt, start, extent, per_sample, bits, dtype, dims })
 }
 
 fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::infer;
 use crate::module::{Function, Kind, Module, Node, ValueId};
 use crate::op::{Collective, Convolution, Op, Operands};
+use crate::random::DrawBits;
 
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,9 +78,15 @@ fn attributes(op: &Op) -> String {
     match op {
         Op::Constant { value, .. } => format!(" {value:?}"),
         Op::Iota { dim, start, .. } => format!(" dim={dim} start={start}"),
-        Op::Random { salt, start, extent, per_sample, .. } => {
-            let places = format!(" salt={salt} start={} extent={}", list(start), list(extent));
-            if *per_sample == 1 { places } else { format!("{places} per_sample={per_sample}") }
+        Op::Random { salt, start, extent, per_sample, bits, .. } => {
+            let mut text = format!(" salt={salt} start={} extent={}", list(start), list(extent));
+            if *per_sample != 1 {
+                text += &format!(" per_sample={per_sample}");
+            }
+            if *bits != DrawBits::B24 {
+                text += &format!(" bits={}", bits.count());
+            }
+            text
         }
         Op::FoldKey { salt } => format!(" salt={salt}"),
         Op::Contract(einsum) => match einsum.operands {

@@ -38,12 +38,17 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
         }
         "rms_norm" => (vec![("eps", 0.1)], vec![r.signed(&wide), r.signed(&[size])]),
         "softmax" | "gelu_tanh" | "gelu_erf" | "silu" | "relu" => (vec![], vec![r.signed(&wide)]),
-        "dropout" => (vec![("p", 0.3), ("salt", 5.0)], vec![r.signed(&wide), r.key()]),
+        "dropout" => {
+            let short = f64::from(u8::from(r.coin()));
+            let attributes = vec![("p", 0.3), ("salt", 5.0), ("short_draws", short)];
+            (attributes, vec![r.signed(&wide), r.key()])
+        }
         "cross_entropy" => (vec![], vec![r.signed(&wide), r.ids(&dims, -1, size as i64)]),
         "attention" => (attention, of_attention),
         "attention_dropout" => {
             let all = (heads * groups) as f64;
-            attention.extend([("p", 0.3), ("salt", 7.0), ("heads", all)]);
+            let short = f64::from(u8::from(r.coin()));
+            attention.extend([("p", 0.3), ("salt", 7.0), ("heads", all), ("short_draws", short)]);
             of_attention.push(r.key());
             (attention, of_attention)
         }

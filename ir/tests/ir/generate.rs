@@ -3,6 +3,7 @@
 use gantline_ir::build::Builder;
 use gantline_ir::infer::infer;
 use gantline_ir::op::{Binary, Combiner, Comparison, Convolution, Einsum, Unary, Windows};
+use gantline_ir::random::DrawBits;
 use gantline_ir::{DType, Dim, Kind, Module, Op, Tensor, TensorType, ValueId};
 
 use crate::draws::Draws;
@@ -130,7 +131,8 @@ fn node(
             let extent = ty.dims.iter().map(|d| d + &Dim::from(2)).collect();
             let salt = r.below(5) as u32;
             let (per_sample, dtype) = (r.below(3) as u32, DType::F64);
-            (Op::Random { salt, start, extent, per_sample, dtype, dims: ty.dims }, vec![key])
+            let (bits, dims) = ([DrawBits::B24, DrawBits::B16][r.below(2)], ty.dims);
+            (Op::Random { salt, start, extent, per_sample, bits, dtype, dims }, vec![key])
         }
         Op::FoldKey { .. } => (Op::FoldKey { salt: r.below(9) as u32 }, vec![key]),
         Op::Unary(_) => (Op::Unary(Unary::ALL[r.below(Unary::ALL.len())]), vec![x]),

@@ -3,6 +3,7 @@
 use gantline_ir::op::{
     Binary, Collective, Combiner, Comparison, Convolution, Einsum, Unary, Windows,
 };
+use gantline_ir::random::DrawBits;
 use gantline_ir::{DType, Dim, Op, Tensor};
 
 use crate::draws::Draws;
@@ -38,7 +39,8 @@ fn next(op: &Op) -> Option<Op> {
         Op::Constant { .. } => Op::Iota { dim: 1, start: 3, dtype, dims: dims() },
         Op::Iota { .. } => {
             let start = vec![0, 1];
-            Op::Random { salt: 3, start, extent: dims(), per_sample: 1, dtype, dims: dims() }
+            let (extent, bits) = (dims(), DrawBits::B24);
+            Op::Random { salt: 3, start, extent, per_sample: 1, bits, dtype, dims: dims() }
         }
         Op::Random { .. } => Op::FoldKey { salt: 1 },
         Op::FoldKey { .. } => Op::Unary(Unary::Neg),

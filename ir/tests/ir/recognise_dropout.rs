@@ -5,7 +5,7 @@ use gantline_ir::autodiff::differentiate;
 use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
 use gantline_ir::op::{Binary, Comparison, Op};
-use gantline_ir::random::Key;
+use gantline_ir::random::{DrawBits, Key};
 use gantline_ir::recognise::recognise;
 use gantline_ir::verify::verify;
 use gantline_ir::{DType, Dim, Kind, Module, Tensor, TensorType, ValueId};
@@ -64,6 +64,7 @@ struct Site {
     sizes: Sizes,
     dtype: DType,
     p: f64,
+    bits: DrawBits,
     form: usize,
     twin: Twin,
 }
@@ -84,8 +85,8 @@ impl Site {
             start[1] = 1;
             extent[1] = &extent[1] + &Dim::from(1_usize);
         }
-        let (dtype, salt) = (self.dtype, 5);
-        b.push("u", Op::Random { salt, start, extent, per_sample, dtype, dims }, &[key])
+        let (dtype, salt, bits) = (self.dtype, 5, self.bits);
+        b.push("u", Op::Random { salt, start, extent, per_sample, bits, dtype, dims }, &[key])
     }
 
     /// One draw for each score.
@@ -119,7 +120,9 @@ impl Site {
 
     fn dropped(&self, b: &mut Builder<'_>, x: ValueId, key: ValueId) -> ValueId {
         if self.form == 0 && [Twin::None, Twin::Fixed, Twin::OfScores].contains(&self.twin) {
-            return b.composite("y", "dropout", &[("p", self.p), ("salt", 5.0)], &[x, key])[0];
+            let short = f64::from(u8::from(self.bits == DrawBits::B16));
+            let attributes = [("p", self.p), ("salt", 5.0), ("short_draws", short)];
+            return b.composite("y", "dropout", &attributes, &[x, key])[0];
         }
         let u = self.draws(b, key);
         let limit = self.number(b, self.p, u);
@@ -221,7 +224,8 @@ fn site(r: &mut Draws, twin: Twin) -> Site {
     let is_fixed = twin == Twin::Fixed;
     let batch = if is_fixed { Dim::from(sizes.batch) } else { Dim::symbol(Dim::BATCH) };
     let (dtype, p) = (dtype(r), [0.25, 0.1, 0.5][r.below(3)]);
-    Site { batch, sizes, dtype, p, form: r.below(5), twin }
+    let bits = [DrawBits::B24, DrawBits::B16][r.below(2)];
+    Site { batch, sizes, dtype, p, bits, form: r.below(5), twin }
 }
 
 /// Recognises; the module then, whose numbers are the same.

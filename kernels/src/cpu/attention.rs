@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use ir::DType;
-use ir::random::{Key, uniform};
+use ir::random::Key;
 
 use super::Cpu;
 use super::formats::{Format, Operand, Round, Widen};
@@ -249,7 +249,7 @@ impl Mask<'_> {
         let first = row * d.keys_total + d.key_base + key as u64;
         let (p, scale) = (d.p as f32, S::from_f64(1.0 / (1.0 - d.p)));
         for (i, factor) in factors.iter_mut().enumerate() {
-            let keep = uniform(*stream, first.wrapping_add(i as u64)) >= p;
+            let keep = d.bits.uniform(*stream, first.wrapping_add(i as u64)) >= p;
             *factor = if keep { scale } else { S::ZERO };
         }
     }

@@ -9,7 +9,9 @@
 use std::fmt;
 
 use ir::DType;
+use ir::random::SHARED_DRAWS;
 
+use super::draws::Place;
 use super::parameter::Parameter;
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;
@@ -147,8 +149,10 @@ pub(super) fn print_head(a: &Attention, head: &str, text: &mut Text) {
     line!(text, "const u64 g = ({head} + (u64)head_offset) / {};", a.group);
 }
 
-/// Prints `kept`: the factor of dropout of the weight of query `s` and key `j`.
-pub(super) fn print_kept(a: &Attention, text: &mut Text) {
+/// Prints `kept`: the factor of dropout of the weight of query `s` and a key, whose number is the
+/// sum of three: of a multiple of 16, of the thread's first key from there, and of a step between
+/// its keys, which has no bit in common with that.
+pub(super) fn print_kept(a: &Attention, [first, own, step]: [&str; 3], text: &mut Text) {
     let dtype = a.dtype.accumulation();
     let compute = element(dtype);
     let Some(d) = &a.dropout else {
@@ -158,14 +162,16 @@ pub(super) fn print_kept(a: &Attention, text: &mut Text) {
     line!(
         text,
         "const u64 drawn = (((sample + b) * {}ULL + (u64)head_base + h) * {}ULL + (u64)query_base \
-         + s) * {}ULL + (u64)key_base + (u64)j;",
+         + s) * {}ULL + (u64)key_base + (u64)({first});",
         d.heads_total,
         d.queries_total,
         d.keys_total
     );
     let (p, scale) = (number(DType::F32, d.p), number(dtype, 1.0 / (1.0 - d.p)));
     let zero = number(dtype, 0.0);
-    line!(text, "const {compute} kept = uniform(stream, drawn) >= {p} ? {scale} : {zero};");
+    let is_even = [d.keys_total, d.key_base].iter().all(|number| number % SHARED_DRAWS == 0);
+    let draw = Place { row: "drawn", col: own, step, is_even }.draw(d.bits, "stream");
+    line!(text, "const {compute} kept = {draw} >= {p} ? {scale} : {zero};");
 }
 
 impl AttentionTile {
@@ -295,7 +301,7 @@ impl AttentionTile {
         line!(text, "most = top;");
         line!(text, "sum = sum * factor + weight;");
         if a.dropout.is_some() {
-            print_kept(&self.attention, text);
+            print_kept(&self.attention, ["0", "j", "0"], text);
             line!(text, "weight = weight * kept;");
         }
         line!(text, "weights[threadIdx.x] = weight;");
@@ -356,7 +362,7 @@ impl AttentionTile {
         line!(text, "{compute} score = 0;");
         self.print_score(names, text);
         self.print_dot("dot", ["dout_row", "(v_row)"], text);
-        print_kept(&self.attention, text);
+        print_kept(&self.attention, ["0", "j", "0"], text);
         line!(text, "const {compute} share = exp_of(score - lse_of);");
         line!(text, "weight = share * kept;");
         line!(text, "raised = share * (dot * kept - delta);");

@@ -38,6 +38,9 @@ const QUERIES_MIN: usize = 16;
 /// Elements of a vector of 16 bytes.
 pub(super) const VECTOR: usize = 8;
 
+/// The key of a tile of a thread's first score, and how far others of it are from there.
+const KEYS: [&str; 2] = ["lane % 4 * 2", "n * 8 + e % 2"];
+
 /// The forward pass, each tile of queries of a head by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlashTile {
@@ -339,7 +342,7 @@ impl FlashTile {
             line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
         }
         line!(text, "const i64 s = (i64)first_query + {};", self.row("e / 2"));
-        line!(text, "const i64 j = first_key + n * 8 + lane % 4 * 2 + e % 2;");
+        line!(text, "const i64 j = first_key + {} + {};", KEYS[0], KEYS[1]);
     }
 
     /// The row of the tile of queries of a thread's row `r` of 16 rows `i`.
@@ -391,7 +394,7 @@ impl FlashTile {
         Self::close_rows(text);
         if self.attention.dropout.is_some() {
             self.open_scores(text);
-            print_kept(&self.attention, text);
+            print_kept(&self.attention, ["first_key", KEYS[0], KEYS[1]], text);
             line!(text, "scores[i][n][e] = scores[i][n][e] * kept;");
             (0..3).for_each(|_| text.end());
         }

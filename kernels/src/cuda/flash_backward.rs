@@ -48,6 +48,9 @@ const ROWS: usize = 16 * WARPS;
 /// Elements of a vector of sums: of f32, 16 bytes.
 const SUMS: usize = 4;
 
+/// The key of a warp of a thread's first score, and how far others of it are from there.
+const KEYS: [&str; 2] = ["lane / 4", "e / 2 * 8"];
+
 /// The gradients of queries, keys and values, each tile of keys of a head by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlashBackward {
@@ -328,7 +331,7 @@ impl FlashBackward {
             line!(text, "UNROLL");
             line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
         }
-        line!(text, "const i64 j = first_row + warp * 16 + lane / 4 + e / 2 * 8;");
+        line!(text, "const i64 j = first_row + warp * 16 + {} + {};", KEYS[0], KEYS[1]);
         line!(text, "const i64 s = first_column + n * 8 + lane % 4 * 2 + e % 2;");
         self.print_query_values(names, text);
         line!(text, "float& weight = scores[0][n][e];");
@@ -347,7 +350,7 @@ impl FlashBackward {
             "const float share = is_visible ? ex2_approx(fmaf({score}, {factor}, -base)) : 0.0f;"
         );
         let kept = if a.dropout.is_some() {
-            print_kept(a, text);
+            print_kept(a, ["first_row + warp * 16", KEYS[0], KEYS[1]], text);
             " * kept"
         } else {
             ""

@@ -45,6 +45,8 @@ const SWIZZLE_COLUMNS: usize = 64;
 const SWIZZLE: usize = 1024;
 /// Registers of a thread that copies, and of one that multiplies.
 const REGISTERS: [u32; 2] = [40, 232];
+/// The key of a tile of a thread's first score, and how far others of it are from there.
+const KEYS: [&str; 2] = ["lane % 4 * 2", "i / 4 * 8 + i % 2"];
 
 /// The forward pass, each tile of queries of a head by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -323,7 +325,7 @@ impl FlashWarpgroup {
         line!(text, "UNROLL");
         line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.scores());
         line!(text, "const i64 s = (i64)first_query + first_row + i / 2 % 2 * 8;");
-        line!(text, "const i64 j = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;");
+        line!(text, "const i64 j = first_key + {} + {};", KEYS[0], KEYS[1]);
     }
 
     /// Prints the online softmax: scores become weights, and `rescale` the factor of what was
@@ -350,7 +352,7 @@ impl FlashWarpgroup {
         self.print_exponentials(text);
         if a.dropout.is_some() {
             self.open_scores(text);
-            print_kept(a, text);
+            print_kept(a, ["first_key", KEYS[0], KEYS[1]], text);
             line!(text, "scores[i] = scores[i] * kept;");
             text.end();
         }

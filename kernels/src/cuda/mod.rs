@@ -25,6 +25,7 @@
 
 mod accesses;
 mod attention;
+mod draws;
 mod flash;
 mod flash_backward;
 mod flash_warpgroup;

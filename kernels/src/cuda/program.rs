@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ir::DType;
 
+use super::draws::{Place, is_by_column, is_even};
 use super::index::{access, digits};
 use super::parameter::Named;
 use super::text::{Text, element, line, number};
@@ -102,7 +103,8 @@ impl<'r> Program<'r> {
                 line!(text, "const u64 stream{at} = stream_of({key}, {}u);", draw.salt);
                 line!(
                     text,
-                    "const u64 drawn{at} = (u64)draw{at} + (u64){key}[3] * {}ULL;",
+                    "const u64 drawn{at} = (u64)draw{at} * {}ULL + (u64){key}[3] * {}ULL;",
+                    draw.unit,
                     draw.sample_stride
                 );
             }
@@ -170,7 +172,11 @@ impl<'r> Program<'r> {
             Instr::Reduce { .. } => unreachable!("reductions are printed as loops"),
             Instr::Random(draw) => {
                 let (row, col) = (digits(&draw.row, "row", rows), digits(&draw.col, "col", cols));
-                format!("({compute})uniform(stream{at}, drawn{at} + (u64)({row}) + (u64)({col}))")
+                let row = format!("drawn{at} + (u64)({row})");
+                let is_stepwise = self.vector.is_some() && is_by_column(draw, self.rows.cols);
+                let [col, step] = if is_stepwise { ["first", "e"] } else { [col.as_str(), "0"] };
+                let place = Place { row: &row, col, step, is_even: is_even(draw) };
+                format!("({compute}){}", place.draw(draw.bits, &format!("stream{at}")))
             }
         }
     }

@@ -52,9 +52,10 @@ impl Elementwise {
         text: &mut Text,
     ) {
         let Rows { rows, cols, inputs, outputs, .. } = &self.rows;
-        line!(text, "const u64 point = ((u64)blockIdx.x * {THREADS} + threadIdx.x) * {width};");
-        line!(text, "if (point >= {}) return;", rows * cols);
-        line!(text, "const u64 row = point / {cols}, first = point % {cols};");
+        let vectors = cols / width;
+        line!(text, "const u64 vector = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
+        line!(text, "if (vector >= {}) return;", rows * vectors);
+        line!(text, "const u64 row = vector / {vectors}, first = vector % {vectors} * {width};");
         program.streams(text);
         let values = (0..self.rows.instrs.len()).collect();
         let target = |at: usize| (at, parameters[inputs.len() + at].name());

@@ -5,7 +5,7 @@ use std::ops::Range;
 use gantline_kernels::cpu::Isa;
 use gantline_kernels::{Attention, Dropout, Kernel, Offset};
 use ir::DType;
-use ir::random::{Key, uniform};
+use ir::random::{DrawBits, Key};
 
 use crate::{Buffer, Random, assert_close, run_on_threads, sets};
 
@@ -29,6 +29,8 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
     let shorter = 1 + random.below(keys);
     let window = random.pick(&[0, 1, shorter, keys, keys + 7]);
     let bias = (random.below(2) == 0).then(|| bias_strides(random, [batch, heads, queries, keys]));
+    let bits = random.pick(&[DrawBits::B24, DrawBits::B16]);
+    let (keys_total, key_base) = random.pick(&[(999, 1), (1008, 32)]);
     Attention {
         batch,
         queries,
@@ -50,13 +52,14 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         dropout: (random.below(2) == 0).then_some(Dropout {
             p: 0.25,
             salt: 9,
+            bits,
             sample_offset: 2,
             heads_total: 13,
             head_base: Offset::Fixed(4),
             queries_total: 1000,
             query_base: 17,
-            keys_total: 999,
-            key_base: 1,
+            keys_total,
+            key_base,
         }),
         dtype,
         q: spread(random, queries, heads),
@@ -172,7 +175,8 @@ fn factor(a: &Attention, b: usize, h: usize, i: usize, j: usize) -> f64 {
     let head = d.head_base.bound() as u64 + h as u64;
     let row = (sample * d.heads_total + head) * d.queries_total + d.query_base;
     let index = (row + i as u64) * d.keys_total + d.key_base + j as u64;
-    if f64::from(uniform(key.stream(d.salt), index)) >= d.p { 1.0 / (1.0 - d.p) } else { 0.0 }
+    let draw = d.bits.uniform(key.stream(d.salt), index);
+    if f64::from(draw) >= d.p { 1.0 / (1.0 - d.p) } else { 0.0 }
 }
 
 fn at(strides: [usize; 3], b: usize, s: usize, h: usize) -> usize {

@@ -6,7 +6,7 @@ use gantline_kernels::{
 };
 use ir::DType;
 use ir::formats::nearest;
-use ir::random::{Key, uniform};
+use ir::random::{DrawBits, Key};
 
 use crate::{Buffer, Random, assert_close, run_on_threads, sets};
 
@@ -133,7 +133,8 @@ fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<f64>> {
                     let key = Key::from_words(KEY);
                     let sample = u64::from(key.sample) * d.sample_stride;
                     let index = (digits(&d.row, row) + digits(&d.col, col)) as u64;
-                    f64::from(uniform(key.stream(d.salt), d.offset.bound() as u64 + sample + index))
+                    let index = d.offset.bound() as u64 * d.unit + sample + index;
+                    f64::from(d.bits.uniform(key.stream(d.salt), index))
                 }
             }
         };
@@ -332,8 +333,9 @@ impl Writer<'_> {
             2 => {
                 self.rows.inputs.push(RowInput { dtype: DType::U32, access: Access::scalar() });
                 let key = self.rows.inputs.len() - 1;
+                let stride = self.random.pick(&[c, c.next_multiple_of(16)]);
                 let (inner, rows) =
-                    (1 + self.random.below(c), vec![Digit { div: 1, modulus: r, stride: c }]);
+                    (1 + self.random.below(c), vec![Digit { div: 1, modulus: r, stride }]);
                 let col = match self.random.below(3) {
                     0 => vec![Digit { div: 1, modulus: c, stride: 1 }],
                     1 => vec![
@@ -345,10 +347,12 @@ impl Writer<'_> {
                 let draw = Draw {
                     key,
                     salt: 5,
+                    bits: self.random.pick(&[DrawBits::B24, DrawBits::B16]),
                     row: rows,
                     col,
-                    offset: Offset::Fixed(100),
-                    sample_stride: 7,
+                    offset: Offset::Fixed(7),
+                    unit: self.random.pick(&[1, 16]),
+                    sample_stride: self.random.pick(&[7, 32]),
                 };
                 self.push(Instr::Random(draw), 1.0);
             }

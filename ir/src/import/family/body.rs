@@ -39,6 +39,7 @@ use crate::import::activation::Activation;
 use crate::library::templates;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Op, Unary};
+use crate::random::DrawBits;
 use crate::text::attrs::Names;
 use crate::text::guard::{Setting, Settings, select};
 use crate::types::TensorType;
@@ -61,8 +62,9 @@ pub(crate) enum Part {
 /// What a function is made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
-    /// Training, with the dropout of the config or this one at every site.
-    Train(Option<f64>),
+    /// Training, with the dropout of the config or this one at every site, and draws of so many
+    /// bits.
+    Train(Option<f64>, DrawBits),
     /// Evaluation and generation: no dropout.
     Eval,
 }
@@ -116,6 +118,8 @@ struct Body<'m> {
     scope: Scope,
     model: &'m FamilyModel,
     dtype: DType,
+    /// The bits of draws.
+    bits: DrawBits,
 }
 
 impl FamilyModel {
@@ -127,14 +131,18 @@ impl FamilyModel {
         };
         for symbol in self.family.dropouts() {
             let value = match mode {
-                Mode::Train(None) => continue,
-                Mode::Train(Some(p)) => p,
+                Mode::Train(None, _) => continue,
+                Mode::Train(Some(p), _) => p,
                 Mode::Eval => 0.0,
             };
             scope.insert(symbol.to_owned(), Value::Number(value));
         }
         let lines = active(self.family, code, &scope);
-        Body { lines, scope, model: self, dtype }
+        let bits = match mode {
+            Mode::Train(_, bits) => bits,
+            Mode::Eval => DrawBits::default(),
+        };
+        Body { lines, scope, model: self, dtype, bits }
     }
 
     /// Whether the function drops anything, and takes a key therefore.
@@ -364,7 +372,9 @@ impl Making<'_> {
             return call.operands[0];
         }
         let operands = [call.operands[0], param(b, "key")];
-        b.composite(call.result, "dropout", &[("p", p), ("salt", salt)], &operands)[0]
+        let attributes: Vec<(&str, f64)> =
+            [("p", p), ("salt", salt)].into_iter().chain(self.body.bits.attribute()).collect();
+        b.composite(call.result, "dropout", &attributes, &operands)[0]
     }
 
     /// Causal attention: over the tokens themselves or, where there is a `k_cache`, over the cache
@@ -414,6 +424,7 @@ impl Making<'_> {
             return b.composite(call.result, "attention", &attributes, &operands)[0];
         }
         attributes.extend([("p", p), ("salt", salt), ("heads", heads as f64)]);
+        attributes.extend(self.body.bits.attribute());
         let operands: Vec<ValueId> = operands.chain([param(b, "key")]).collect();
         b.composite(call.result, "attention_dropout", &attributes, &operands)[0]
     }

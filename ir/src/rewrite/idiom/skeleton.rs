@@ -5,7 +5,7 @@ use crate::module::{Attributes, Function, ValueId};
 use crate::op::Op;
 use crate::rewrite::normal_form;
 
-/// Attributes for which a definition has a simpler form, by which it is found too.
+/// Attributes for which a definition has another form, by which it is found too.
 #[derive(Debug)]
 pub(super) struct Case {
     /// The composite.
@@ -14,19 +14,29 @@ pub(super) struct Case {
     pub(super) fixed: &'static [(&'static str, f64)],
     /// Whether there are as many key heads as query heads.
     pub(super) has_heads_alike: bool,
+    /// Whether the form is what the rules make of the definition.
+    pub(super) is_simpler: bool,
 }
 
 impl Case {
     /// Nothing is fixed.
-    pub(super) const ANY: Case = Case { composite: "", fixed: &[], has_heads_alike: false };
+    pub(super) const ANY: Case = Case::with("", &[]);
+
+    /// Some attributes are fixed, and nothing is simplified.
+    pub(super) const fn with(
+        composite: &'static str,
+        fixed: &'static [(&'static str, f64)],
+    ) -> Case {
+        Case { composite, fixed, has_heads_alike: false, is_simpler: false }
+    }
 
     fn attributes(&self) -> impl Iterator<Item = (String, f64)> + '_ {
         self.fixed.iter().map(|(name, value)| ((*name).to_owned(), *value))
     }
 
-    /// The definition as rules simplify it, where there is something to simplify.
+    /// The definition, as rules simplify it where they do.
     pub(super) fn form(&self, instance: Function) -> Function {
-        if self.fixed.is_empty() { instance } else { normal_form(&instance) }
+        if self.is_simpler { normal_form(&instance) } else { instance }
     }
 }
 
@@ -45,7 +55,7 @@ pub(super) struct Skeleton {
 }
 
 impl Skeleton {
-    /// The skeleton of a template, with some attributes fixed; then in its normal form.
+    /// The skeleton of a template in a case.
     ///
     /// # Panics
     /// When a template is not one that can be sampled, which a test rules out.
@@ -126,10 +136,10 @@ pub(super) fn numbers(op: &Op) -> Vec<f64> {
         Op::Iota { start, .. } | Op::Gather { start, .. } | Op::ScatterAdd { start, .. } => {
             vec![*start as f64]
         }
-        Op::Random { salt, start, extent, per_sample, .. } => {
+        Op::Random { salt, start, extent, per_sample, bits, .. } => {
             let start = start.iter().map(|s| *s as f64);
             let extent = extent.iter().map(|e| e.as_constant().map_or(f64::NAN, |e| e as f64));
-            let own = [f64::from(*salt), f64::from(*per_sample)];
+            let own = [f64::from(*salt), f64::from(*per_sample), f64::from(bits.count())];
             own.into_iter().chain(start).chain(extent).collect()
         }
         Op::FoldKey { salt } => vec![f64::from(*salt)],

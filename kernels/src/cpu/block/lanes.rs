@@ -5,6 +5,8 @@
 
 use std::marker::PhantomData;
 
+use ir::random::DrawBits;
+
 use super::super::vector::{Job, MAX_LANES, Scalar, Vector};
 use super::functions::{self, Function1, Function2};
 use crate::rows::ReduceOp;
@@ -373,10 +375,11 @@ impl<S: Scalar> Job<S> for Ramp<S> {
     }
 }
 
-/// `target[i] = uniform(stream, base + i * stride)`.
+/// `target[i] = bits.uniform(stream, base + i * stride)`.
 pub(super) struct Draws<S> {
     pub(super) target: *mut S,
     pub(super) stream: u64,
+    pub(super) bits: DrawBits,
     pub(super) base: u64,
     pub(super) stride: u64,
     pub(super) len: usize,
@@ -389,7 +392,7 @@ impl<S: Scalar> Job<S> for Draws<S> {
         let target = unsafe { std::slice::from_raw_parts_mut(self.target, self.len) };
         for (i, lane) in target.iter_mut().enumerate() {
             let index = self.base.wrapping_add((i as u64).wrapping_mul(self.stride));
-            *lane = S::from_f32(ir::random::uniform(self.stream, index));
+            *lane = S::from_f32(self.bits.uniform(self.stream, index));
         }
     }
 }

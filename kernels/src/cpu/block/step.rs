@@ -188,8 +188,8 @@ impl<'a, V: Vector> Machine<'a, V> {
         let words = self.inputs[draw.key].get().cast::<[u32; 4]>();
         // SAFETY: the key input holds four words.
         let key = Key::from_words(unsafe { words.read_unaligned() });
-        let stream = key.stream(draw.salt);
-        let offset = draw.offset.bound().cast_unsigned();
+        let (stream, bits) = (key.stream(draw.salt), draw.bits);
+        let offset = draw.offset.bound().cast_unsigned().wrapping_mul(draw.unit);
         let origin = offset.wrapping_add(u64::from(key.sample) * draw.sample_stride);
         let (block, span) = (self.block, self.span(value));
         let is_lanes = self.plan.kinds[value] == Kind::Lanes;
@@ -202,12 +202,12 @@ impl<'a, V: Vector> Machine<'a, V> {
             match draw.col[..] {
                 [Digit { div: 1, modulus, stride }] if modulus >= block.col + block.cols => {
                     let (base, stride) = (base + (block.col * stride) as u64, stride as u64);
-                    V::call(Draws { target, stream, base, stride, len });
+                    V::call(Draws { target, stream, bits, base, stride, len });
                 }
                 _ => {
                     for c in 0..len {
                         let col: usize = draw.col.iter().map(|d| d.of(block.col + c)).sum();
-                        let x = ir::random::uniform(stream, base.wrapping_add(col as u64));
+                        let x = bits.uniform(stream, base.wrapping_add(col as u64));
                         // SAFETY: the target holds the lanes of the span.
                         unsafe { *target.add(c) = V::Scalar::from_f32(x) };
                     }

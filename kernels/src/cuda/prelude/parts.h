@@ -458,6 +458,20 @@ PART u64 stream_of(const u32* key, u32 salt) {
   u64 run = mix((u64)key[1] << 32 | key[0]);
   return mix(run ^ ((u64)salt << 32 | key[2]));
 }
+PART u64 word_of(u64 stream, u64 count) {
+  return mix(stream + count * 0x9e3779b97f4a7c15ULL);
+}
 PART float uniform(u64 stream, u64 index) {
-  return (float)(u32)(mix(stream + index * 0x9e3779b97f4a7c15ULL) >> 40) * (1.0f / 16777216.0f);
+  return (float)(u32)(word_of(stream, index) >> 40) * (1.0f / 16777216.0f);
+}
+PART u64 quads_before(u64 at) {
+  return at >> 4 << 2 | (at >> 1 & 3);
+}
+/* A quarter of a mix: those of an index without bits 0 and 3, and of 1, 8 and 9 after it, share it.
+   The index is a sum: `row` is a multiple of 16, `col` and `step` have no bit in common; draws that
+   differ in `step` alone have expressions in common. */
+PART float uniform_short(u64 stream, u64 row, u64 col, u64 step) {
+  const u64 count = (row >> 2) + quads_before(col) + quads_before(step);
+  const u32 quarter = (u32)((col | step) & 1) | (u32)((col | step) >> 2 & 2);
+  return (float)(u32)(word_of(stream, count) >> (16 * quarter) & 0xffff) * (1.0f / 65536.0f);
 }
