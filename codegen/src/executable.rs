@@ -72,14 +72,11 @@ impl Features {
     /// Those that no program of this release carries out, in words.
     pub fn lacking(&self) -> Vec<&'static str> {
         let is_moved = |(_, place): (&str, Place)| place != Place::Device;
-        let Zero { stage, shard } = self.zero;
-        let is_split = stage > 0 && self.data_ranks > 1;
-        let is_partly = shard != 0 && shard as usize != self.data_ranks;
+        let is_split = self.zero.ranks(self.data_ranks) > 1;
         let table = [
             (self.on_gpus, "devices that are GPUs"),
             (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
-            (is_split && is_partly, "ZeRO over some of the data-parallel ranks"),
             (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),
             (self.offload.places().into_iter().any(is_moved), "offload"),
         ];

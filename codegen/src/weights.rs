@@ -141,9 +141,15 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
     readers
 }
 
+/// The pieces into which the optimizer's part of weights is split, each on its own rank along `dp`.
+pub(crate) fn shards(plan: &Plan) -> usize {
+    let splits = plan.optimizer != Optimizer::None;
+    if splits { plan.zero.ranks(plan.mesh.dp) } else { 1 }
+}
+
 /// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
 pub(crate) fn shares_gradients(plan: &Plan) -> bool {
-    plan.zero.stage > 1 && plan.mesh.dp > 1 && plan.optimizer != Optimizer::None
+    plan.zero.stage > 1 && shards(plan) > 1
 }
 
 /// The calls that read a weight.

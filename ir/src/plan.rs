@@ -194,6 +194,17 @@ pub struct Zero {
     pub shard: u32,
 }
 
+impl Zero {
+    /// The ranks over which one copy is split, of `ranks` that could each have one.
+    pub fn ranks(self, ranks: usize) -> usize {
+        match (self.stage, self.shard) {
+            (0, _) => 1,
+            (_, 0) => ranks,
+            (_, shard) => shard as usize,
+        }
+    }
+}
+
 /// The update of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase")]

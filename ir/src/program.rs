@@ -270,6 +270,10 @@ pub enum Exchange {
 pub enum Group {
     /// The ranks along an axis.
     Axis(Axis),
+    /// So many neighbours along `dp`, which hold one copy of what is split together.
+    Shards(usize),
+    /// The ranks along `dp` that hold the same piece, where so many neighbours hold one copy.
+    Copies(usize),
     /// The ranks of these stages with the same place on the other axes.
     Stages(Vec<usize>),
     /// All ranks.

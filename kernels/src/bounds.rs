@@ -24,7 +24,7 @@ use std::ops::RangeInclusive;
 
 use ir::plan::{MICROBATCHES_MAX, Mesh, RANKS_MAX, TOKENS_MAX};
 use ir::program::{
-    ALIGNMENT, Buffer, Contents, Feed, Program, STATE_BLOCK, ShardRole, Step, scale_dims,
+    ALIGNMENT, Buffer, BufferId, Contents, Feed, Program, STATE_BLOCK, ShardRole, Step, scale_dims,
 };
 use ir::{DType, Diagnostic, Span};
 
@@ -209,14 +209,7 @@ impl ProgramCheck<'_> {
                 let numbers = matches!(dtype, DType::F32 | DType::F64) && sizes[..] == [3];
                 if numbers { Ok(()) } else { Err("is no three numbers".to_owned()) }
             }
-            Contents::Shard { bucket, role } => {
-                let whole = self.buffer_at(*bucket).filter(|b| b.contents == Contents::View);
-                let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
-                let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
-                let piece = sizes.iter().product::<usize>().saturating_mul(per);
-                let fits = whole.is_some() && piece.checked_mul(self.mesh.dp) == Some(elements);
-                if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
-            }
+            Contents::Shard { bucket, role } => self.piece(*bucket, *role, sizes),
             Contents::Cache(_) if sizes.len() < 2 => Err("is no cache of tokens".to_owned()),
             Contents::Output if sizes.is_empty() => Err("has no samples".to_owned()),
             Contents::Cache(_)
@@ -225,6 +218,19 @@ impl ProgramCheck<'_> {
             | Contents::Activation
             | Contents::Frame => Ok(()),
         }
+    }
+
+    /// Neighbours along `dp` hold the pieces of one copy of a bucket.
+    fn piece(&self, bucket: BufferId, role: ShardRole, sizes: &[usize]) -> Result<(), String> {
+        let whole = self.buffer_at(bucket).filter(|b| b.contents == Contents::View);
+        let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
+        let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
+        let piece = sizes.iter().product::<usize>().saturating_mul(per);
+        let ranks = elements.checked_div(piece).unwrap_or(self.mesh.dp);
+        let is_whole = ranks.checked_mul(piece) == Some(elements);
+        let is_share = ranks > 0 && self.mesh.dp.is_multiple_of(ranks);
+        let fits = whole.is_some() && is_whole && is_share;
+        if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
     }
 
     /// A weight has one buffer of each kind that outlasts a call, a feed one of each size, and
@@ -258,7 +264,7 @@ impl ProgramCheck<'_> {
         });
     }
 
-    fn buffer_at(&self, id: ir::program::BufferId) -> Option<&Buffer> {
+    fn buffer_at(&self, id: BufferId) -> Option<&Buffer> {
         self.program.buffers.get(id.0 as usize)
     }
 }

@@ -202,6 +202,8 @@ impl<'a> Prices<'a> {
         let (span, members) = match group {
             Group::Axis(Axis::Tp) => (tp, tp),
             Group::Axis(Axis::Dp) => (dp * tp, dp),
+            Group::Shards(count) => (count * tp, *count),
+            Group::Copies(count) => (dp * tp, dp / count),
             Group::Axis(Axis::Pp) => (pp * dp * tp, pp),
             Group::Axis(Axis::Cp | Axis::Ep) => (1, 1),
             Group::Stages(stages) => (pp * dp * tp, stages.len()),

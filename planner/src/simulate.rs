@@ -230,7 +230,9 @@ impl<'a> Simulation<'a> {
         match group {
             Group::Axis(Axis::Tp) => (stage * tp..(stage + 1) * tp).collect(),
             Group::Axis(Axis::Pp) => (0..pp).map(|s| s * tp + tensor).collect(),
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) => vec![class],
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::Shards(_) | Group::Copies(_) => {
+                vec![class]
+            }
             Group::Stages(stages) => stages.iter().map(|s| s * tp + tensor).collect(),
             Group::World => (0..pp * tp).collect(),
         }

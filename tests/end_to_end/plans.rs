@@ -177,6 +177,11 @@ fn plans_for_clusters_are_verified_in_small() {
         told.contains("in small [pp=2, dp=2, tp=2]: dp, ") && !told.contains("not in"),
         "{told}"
     );
+    // Shards over some of the ranks with copies stay so: four ranks have two copies.
+    let hybrid = "--fix offload=off,cp=1,tp=4,dp=16,zero=3,shard=4,vpp=1 -o hybrid.plan";
+    scratch.answer(&format!("plan {asked} {hybrid}"));
+    let verified = scratch.json("verify small --plan hybrid.plan --shrink --json");
+    assert!(verified["meshes"][0]["dp"] == 4, "{verified:#}");
     // Positions of a sequence as long as their table are no part of it.
     let asked = "small --cluster h100 --devices 8 --gbs 16 --seq 128 --dtype f32";
     scratch.answer(&format!("plan {asked} --fix dp=8,zero=3,shard=0 -o full.plan"));

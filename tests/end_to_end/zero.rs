@@ -142,6 +142,30 @@ fn shared_updates_agree_on_every_mesh() {
     }
 }
 
+/// Pieces over fewer ranks than there are, of which others have copies: sums are those of all, in
+/// another order, and copies stay equal to the bit, which sessions assert where they read them.
+#[test]
+fn copies_of_what_is_shared_agree_with_what_is_not() {
+    let precision = Precision::uniform(DType::F64);
+    for (description, clip) in [(gpt2(), 0.5), (llama(), f64::INFINITY)] {
+        let (model, module) = prepared_as(&description, SEQ, &precision);
+        let weights = random_weights(&model, 14);
+        for ([pp, dp, tp], shard) in
+            [([1, 4, 1], 2), ([1, 4, 1], 1), ([1, 6, 1], 3), ([2, 4, 1], 2), ([1, 4, 2], 2)]
+        {
+            let (whole, shared) = plans(&module, &precision, Mesh { pp, dp, tp, ..Mesh::ONE });
+            let expected = trained(&module, &whole, &weights, clip);
+            for mut plan in shared {
+                plan.zero.shard = shard;
+                let found = trained(&module, &plan, &weights, clip);
+                let (distance, zero) = (distance(&expected, &found), plan.zero.stage);
+                let about = format!("{} pp={pp} dp={dp} tp={tp} {zero}/{shard}", description.name);
+                assert!(distance < 1e-9, "{about}: {distance:e}");
+            }
+        }
+    }
+}
+
 /// A plan, and the same with gradients that are put off and with interleaved stages, where it has
 /// stages.
 fn schedules(plan: Plan) -> Vec<Plan> {
@@ -190,8 +214,10 @@ fn what_is_shared_is_split_over_ranks() {
             planner::footprint::Footprint::of_all(&compiled.programs, &compiled.kernels, None, 1);
         (footprints[0], compiled.programs[0].weights.len())
     };
-    for dp in [2, 3, 4] {
-        let (plan, shared) = plans(&module, &precision, Mesh { dp, ..Mesh::ONE });
+    for (dp, shard) in [(2, 0), (3, 0), (4, 0), (4, 2), (6, 3)] {
+        let (plan, mut shared) = plans(&module, &precision, Mesh { dp, ..Mesh::ONE });
+        shared.iter_mut().for_each(|plan| plan.zero.shard = shard);
+        let dp = if shard == 0 { dp } else { shard as usize };
         let (whole, weights) = held(&plan);
         let mut last = whole.arena;
         for plan in shared {

@@ -21,11 +21,14 @@ pub(super) enum Owner {
 pub(super) struct Summed(u8);
 
 impl Summed {
-    pub(super) const DP: Summed = Summed(1);
+    /// Along `dp`: over the ranks of one copy of what is split, and over the copies.
+    pub(super) const DP: Summed = Summed(17);
+    pub(super) const SHARDS: Summed = Summed(1);
+    pub(super) const COPIES: Summed = Summed(16);
     pub(super) const TP: Summed = Summed(2);
     pub(super) const STAGES: Summed = Summed(4);
     pub(super) const WORLD: Summed = Summed(8);
-    pub(super) const ALL: Summed = Summed(15);
+    pub(super) const ALL: Summed = Summed(31);
 
     pub(super) fn with(self, other: Summed) -> Summed {
         Summed(self.0 | other.0)
@@ -44,7 +47,10 @@ impl Summed {
     pub(super) fn names(self) -> String {
         let axes = [(Summed::DP, "dp"), (Summed::TP, "tp"), (Summed::STAGES, "stages")];
         let axes = axes.into_iter().chain([(Summed::WORLD, "all ranks")]);
-        axes.filter(|(axis, _)| self.has(*axis))
+        let shards = (Summed::SHARDS, "the ranks of a copy");
+        let shards = (!self.has(Summed::DP)).then_some(shards);
+        axes.chain(shards)
+            .filter(|(axis, _)| self.has(*axis))
             .map(|(_, name)| name)
             .collect::<Vec<_>>()
             .join(", ")

@@ -240,6 +240,8 @@ impl<'a> Rank<'a> {
         let mesh = setup.plan.mesh;
         let buffer = &self.program.buffers[buffer as usize];
         let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
+        let has_copies = setup.plan.zero.ranks(mesh.dp) < mesh.dp;
+        let of_shards = if has_copies { Summed::SHARDS } else { Summed::DP };
         if byte >= buffer.offset + buffer.bytes {
             // Between one buffer and the next are zeros.
             return Summed::default();
@@ -255,7 +257,7 @@ impl<'a> Rank<'a> {
             }
             Contents::Stats => {
                 let is_split = mesh.dp > 1 && is_split(self.program);
-                let over_data = sums(is_split, Summed::DP);
+                let over_data = sums(is_split, of_shards);
                 over_data
                     .with(sums(mesh.tp > 1, Summed::TP))
                     .with(sums(mesh.pp > 1, Summed::STAGES))
@@ -271,7 +273,7 @@ impl<'a> Rank<'a> {
                         .any(|member| self.places.holders[member.weight].len() > 1);
                 sums(mesh.dp > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
             }
-            Contents::Shard { role: ShardRole::Term, .. } => sums(mesh.dp > 1, Summed::DP),
+            Contents::Shard { role: ShardRole::Term, .. } => sums(mesh.dp > 1, of_shards),
             Contents::Gathered { .. }
             | Contents::Term { .. }
             | Contents::Shard { .. }

@@ -89,6 +89,8 @@ impl<'p> World<'_, 'p> {
     pub(super) fn size_of(&self, group: &Group) -> usize {
         match group {
             Group::Axis(axis) => self.setup.plan.mesh.size(*axis),
+            Group::Shards(count) => *count,
+            Group::Copies(count) => self.setup.plan.mesh.dp / count,
             Group::Stages(stages) => stages.len(),
             Group::World => self.setup.plan.mesh.ranks(),
         }
@@ -103,6 +105,7 @@ impl<'p> World<'_, 'p> {
         };
         match group {
             Group::Axis(Axis::Dp) => (vec![class], mesh.dp > 1),
+            Group::Shards(_) | Group::Copies(_) => (vec![class], self.size_of(group) > 1),
             Group::Axis(Axis::Cp | Axis::Ep) => (vec![class], false),
             Group::Axis(Axis::Pp) => (of_stages(&mut (0..mesh.pp)), false),
             Group::Axis(Axis::Tp) => {

@@ -10,9 +10,8 @@ mod update;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::plan::Optimizer;
-use ir::program::{Feed, Program, Step};
-use ir::sharding::Layout;
+use ir::program::{Feed, Group, Program, Step};
+use ir::sharding::{Axis, Layout};
 use ir::{DType, Dim, Function, Module, Node, Op, Plan, ValueId};
 
 use super::{Compiler, Ends};
@@ -26,7 +25,7 @@ use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
-use crate::weights::{is_late, shares_gradients, weight_places};
+use crate::weights::{is_late, shards, shares_gradients, weight_places};
 use chunk::{Chunk, Routines, own_calls};
 use exchange::Exchanges;
 
@@ -335,10 +334,16 @@ pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
     Store::for_training(weights, states, precision, shards)
 }
 
-/// The pieces into which the optimizer's part of weights is split, each on its own rank along `dp`.
-pub(super) fn shards(plan: &Plan) -> usize {
-    let splits = plan.zero.stage > 0 && plan.optimizer != Optimizer::None;
-    if splits { plan.mesh.dp } else { 1 }
+/// The ranks along `dp` that have one copy of what is split.
+pub(super) fn shard_group(plan: &Plan) -> Group {
+    let count = shards(plan);
+    if count == plan.mesh.dp { Group::Axis(Axis::Dp) } else { Group::Shards(count) }
+}
+
+/// The ranks that have the same piece of what is split; none where there is one copy.
+pub(super) fn copies_group(plan: &Plan) -> Option<Group> {
+    let count = shards(plan);
+    (count < plan.mesh.dp).then_some(Group::Copies(count))
 }
 
 /// Whether tensor-parallel ranks hold terms of the loss rather than copies.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use ir::{Module, Plan};
 
 use super::Ends;
-use super::class::{Class, clears, loss_is_partial, shards, training_store};
+use super::class::{Class, clears, loss_is_partial, training_store};
 use crate::calls::Calls;
 use crate::lower::KernelTable;
 use crate::refusal::Refusal;
 use crate::store::{extents, extents_of_units};
-use crate::weights::{shares_gradients, weight_places};
+use crate::weights::{shards, shares_gradients, weight_places};
 
 /// The ends that were compiled, by all that they depend on, as bytes.
 #[derive(Debug, Default)]

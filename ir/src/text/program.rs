@@ -195,6 +195,8 @@ impl fmt::Display for GroupText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Group::Axis(axis) => write!(f, "{axis}"),
+            Group::Shards(count) => write!(f, "shards {count}"),
+            Group::Copies(count) => write!(f, "copies {count}"),
             Group::Stages(stages) => write!(f, "stages [{}]", list(stages)),
             Group::World => f.write_str("world"),
         }

@@ -76,6 +76,16 @@ impl ProgramCheck<'_> {
         match group {
             Group::Axis(axis) => Ok(self.mesh.size(*axis)),
             Group::World => Ok(self.mesh.ranks()),
+            Group::Shards(count) | Group::Copies(count) => {
+                let dp = self.mesh.dp;
+                match dp.checked_rem(*count) {
+                    Some(0) if matches!(group, Group::Shards(_)) => Ok(*count),
+                    Some(0) => Ok(dp / count),
+                    Some(_) | None => {
+                        Err(("E2104", format!("{count} ranks are no equal share of dp={dp}")))
+                    }
+                }
+            }
             Group::Stages(stages) => {
                 let mut sorted = stages.clone();
                 sorted.sort_unstable();
@@ -121,7 +131,10 @@ impl ProgramCheck<'_> {
                 let own = stages.iter().zip(counts).filter(|(s, _)| **s == self.program.stage);
                 own.map(|(_, count)| *count).collect()
             }
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::World => counts.clone(),
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
+            | Group::Shards(_)
+            | Group::Copies(_)
+            | Group::World => counts.clone(),
         };
         let piece = own.first().copied().and_then(times).unwrap_or(0);
         let is_gather = matches!(exchange, Exchange::AllGather { .. });

@@ -17,7 +17,6 @@ const ADAMW: Optimizer =
 fn executable(seed: u64) -> Configuration {
     let mut name = draw(seed);
     name.offload = Default::default();
-    name.zero.shard = 0;
     name
 }
 
@@ -61,7 +60,6 @@ fn what_is_not_compiled_is_named() {
     let module = prepared(gpt2());
     let mut lowering = Lowering::new(purpose(&module)).unwrap();
     for (name, word) in [
-        ("dp=4 zero=3/2", "ZeRO over some"),
         ("cp=2", "context parallelism"),
         ("dp=2 offload-optimizer=host", "offload"),
         ("pp=16", "16"),

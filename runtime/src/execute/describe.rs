@@ -83,6 +83,8 @@ fn exchange_name(exchange: &Exchange) -> String {
 fn group_name(group: &Group) -> String {
     match group {
         Group::Axis(axis) => axis.to_string(),
+        Group::Shards(count) => format!("{count} neighbours along dp"),
+        Group::Copies(count) => format!("every {count}th rank along dp"),
         Group::Stages(stages) => {
             let list: Vec<String> = stages.iter().map(usize::to_string).collect();
             format!("stages {}", list.join(", "))

@@ -412,6 +412,14 @@ fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
         Group::World => (0..mesh.ranks()).collect(),
         Group::Stages(stages) => stages.iter().copied().map(along(Axis::Pp)).collect(),
         Group::Axis(axis) => (0..mesh.size(*axis)).map(along(*axis)).collect(),
+        Group::Shards(count) => {
+            let first = mesh.coordinate(rank, Axis::Dp) / count * count;
+            (first..first + count).map(along(Axis::Dp)).collect()
+        }
+        Group::Copies(count) => {
+            let own = mesh.coordinate(rank, Axis::Dp) % count;
+            (own..mesh.dp).step_by(*count).map(along(Axis::Dp)).collect()
+        }
     }
 }
 

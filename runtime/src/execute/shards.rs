@@ -98,8 +98,8 @@ impl Session {
         let mut shards: Vec<Shard> = Vec::new();
         for rank in 0..mesh.ranks() {
             let program = self.classes.program_of(rank);
+            let data = mesh.coordinate(rank, Axis::Dp);
             for (index, buffer) in program.buffers.iter().enumerate() {
-                let data = mesh.coordinate(rank, Axis::Dp);
                 for Held { weight, part, block, first } in held(program, buffer, data) {
                     if !is_wanted(&weight.name, part) {
                         continue;
@@ -303,6 +303,9 @@ fn held_pieces<'a>(
 ) -> Vec<Held<'a>> {
     let per = if matches!(part, Part::Scale(_)) { STATE_BLOCK } else { 1 };
     let piece = buffer.sizes.iter().product::<usize>() * per;
+    // Neighbours hold one copy, the next ones another.
+    let whole = program.buffers[bucket.0 as usize].sizes.iter().product::<usize>();
+    let data = data % whole.checked_div(piece).unwrap_or(1).max(1);
     let own = data * piece..(data + 1) * piece;
     let mut held = Vec::new();
     for Member { weight, first: start } in program.members(bucket) {

@@ -562,7 +562,10 @@ impl<'a> Rank<'a> {
             Group::Stages(stages) => {
                 stages.iter().position(|s| *s == self.program.stage).unwrap_or(0)
             }
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::World => 0,
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
+            | Group::Shards(_)
+            | Group::Copies(_)
+            | Group::World => 0,
         };
         let elements = match exchange {
             Exchange::AllReduce(_) => 0,
@@ -725,6 +728,8 @@ impl<'a> Rank<'a> {
 fn summed_over(group: &Group) -> Summed {
     match group {
         Group::Axis(Axis::Dp) => Summed::DP,
+        Group::Shards(_) => Summed::SHARDS,
+        Group::Copies(_) => Summed::COPIES,
         Group::Axis(Axis::Tp) => Summed::TP,
         Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
         Group::Axis(Axis::Cp | Axis::Ep) => Summed::default(),

@@ -14,6 +14,7 @@ use super::launch::{exchange_pieces, fill, launch};
 use crate::calls::Operand;
 use crate::specialise::Source;
 use crate::store::{BufferId, Passing, Unit};
+use crate::weights::shards;
 
 /// A call of a micro-batch's work: its moment on the clock, and whether it makes late gradients.
 pub(super) type Moment = (usize, bool);
@@ -209,7 +210,7 @@ impl Class<'_> {
         for (weight, buffer) in whole.weights {
             self.exchanges.params.insert((moment, weight), buffer);
         }
-        let (ranks, dtype) = (self.plan.mesh.dp, self.plan.precision.parameters);
+        let (ranks, dtype) = (shards(self.plan), self.plan.precision.parameters);
         let counts = vec![unit.elements / ranks; ranks];
         let exchange = Exchange::AllGather { outer: 1, inner: 1, counts };
         let mut steps = Vec::new();
@@ -245,7 +246,7 @@ impl Class<'_> {
             return;
         }
         let span = (moment.0, moment.0);
-        let (ranks, dtype) = (self.plan.mesh.dp, self.plan.precision.gradients);
+        let (ranks, dtype) = (shards(self.plan), self.plan.precision.gradients);
         let whole = self.store.whole(unit, Passing::Term, span);
         for (weight, buffer) in whole.weights {
             self.exchanges.terms.insert((moment, weight), buffer);

@@ -3,11 +3,10 @@
 use ir::DType;
 use ir::op::Combiner;
 use ir::program::{BufferId, Exchange, Group, Instruction, LocalBuffer, Ref, Routine, Step};
-use ir::sharding::Axis;
 use kernels::Kernel;
 use kernels::kernel::Fill;
 
-use super::Class;
+use super::{Class, shard_group};
 use crate::executable::executed_target;
 use crate::lower::WORKSPACE;
 
@@ -100,7 +99,8 @@ fn call_collective(
     steps.push(Step::Call { routine, slots, frame: None });
 }
 
-/// Appends a collective over `dp` from one buffer to another, with the elements of each.
+/// Appends a collective of the ranks that have one copy of what is split, from one buffer to
+/// another, with the elements of each.
 pub(super) fn exchange_pieces(
     class: &mut Class<'_>,
     (name, dtype): (&str, DType),
@@ -112,7 +112,7 @@ pub(super) fn exchange_pieces(
     let bytes = elements.map(|elements| elements as u64 * dtype.size());
     let collective = Instruction::Collective {
         exchange,
-        group: Group::Axis(Axis::Dp),
+        group: shard_group(class.plan),
         dtype,
         exchanged: dtype,
         elements: elements[0],

@@ -12,8 +12,8 @@ use kernels::kernel::Copy;
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
 
-use super::Class;
 use super::launch::{all_reduce, fill, launch};
+use super::{Class, shard_group};
 use crate::optimizer::Update;
 use crate::store::{BufferId, Region, RegionPlace};
 
@@ -176,11 +176,11 @@ fn sum_squares(class: &mut Class<'_>, counted: &[(BufferId, usize)], steps: &mut
         };
         launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
     }
-    let over_data = (!class.store.buckets.is_empty()).then_some(Axis::Dp);
-    for axis in over_data.into_iter().chain([Axis::Tp, Axis::Pp]) {
-        if class.plan.mesh.size(axis) > 1 {
-            all_reduce(class, squares, ([class.sums(); 2], 1), Group::Axis(axis), steps);
-        }
+    let over_data = (!class.store.buckets.is_empty()).then(|| shard_group(class.plan));
+    let over_axes = [Axis::Tp, Axis::Pp].into_iter();
+    let over_axes = over_axes.filter(|axis| class.plan.mesh.size(*axis) > 1).map(Group::Axis);
+    for group in over_data.into_iter().chain(over_axes).collect::<Vec<_>>() {
+        all_reduce(class, squares, ([class.sums(); 2], 1), group, steps);
     }
 }
 

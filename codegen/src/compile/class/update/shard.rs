@@ -2,7 +2,9 @@
 //! Rajbhandari et al. 2020).
 //!
 //! Gradients are scattered instead of summed on every rank, and updated parameters are gathered
-//! again. Both move as many bytes together as the sum would. Where calls have scattered their
+//! again. Both move as many bytes together as the sum would. Where fewer ranks than those along
+//! `dp` have one copy, they exchange pieces among themselves, and the sums of each piece are summed
+//! over the copies (hybrid sharding: MiCS, Zhang et al. 2022). Where calls have scattered their
 //! gradients (stages 2 and 3), each rank has the sum of its piece already; where they gather
 //! parameters (stage 3), nothing is gathered here.
 
@@ -10,9 +12,11 @@ use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Exchange, Group, ShardRole, Step};
 use ir::sharding::Axis;
 
+use super::super::copies_group;
 use super::super::launch::{all_reduce, exchange_pieces};
 use super::{Class, Updated, counts, reduce_copies, update as update_elements};
 use crate::store::Bucket;
+use crate::weights::shards;
 
 /// A bucket, and the sum of the gradients of this rank's piece.
 pub(super) struct Piece {
@@ -34,10 +38,11 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
     let scattered = |bucket: Bucket| {
         let dtype = class.plan.precision.gradients;
         let grads = transient(class, &bucket, ShardRole::Grad);
-        let (ranks, piece) = (class.plan.mesh.dp, bucket.piece);
+        let (ranks, piece) = (shards(class.plan), bucket.piece);
         let scatter = Exchange::ReduceScatter { outer: 1, inner: 1, counts: vec![piece; ranks] };
         let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
         exchange_pieces(class, ("reduce-scatter", dtype), scatter, slots, elements, steps);
+        sum_copies(class, grads, piece, steps);
         Piece { bucket, grads }
     };
     buckets.into_iter().map(scattered).collect()
@@ -56,7 +61,16 @@ fn summed(class: &mut Class<'_>, bucket: Bucket, steps: &mut Vec<Step>) -> Piece
     if stages.len() > 1 {
         all_reduce(class, grads, types, Group::Stages(stages), steps);
     }
+    sum_copies(class, grads, bucket.piece, steps);
     Piece { bucket, grads }
+}
+
+/// Sums a piece over the ranks that have the same one.
+fn sum_copies(class: &mut Class<'_>, grads: BufferId, elements: usize, steps: &mut Vec<Step>) {
+    let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
+    if let Some(copies) = copies_group(class.plan) {
+        all_reduce(class, grads, ([dtype, exchanged], elements), copies, steps);
+    }
 }
 
 /// The pieces that this rank counts in the norm, with their elements.
@@ -97,7 +111,7 @@ pub(super) fn update(
         }
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
-        let (ranks, piece) = (class.plan.mesh.dp, bucket.piece);
+        let (ranks, piece) = (shards(class.plan), bucket.piece);
         let gather = Exchange::AllGather { outer: 1, inner: 1, counts: vec![piece; ranks] };
         let elements = [piece, ranks * piece];
         exchange_pieces(class, ("all-gather", dtype), gather, slots, elements, steps);
