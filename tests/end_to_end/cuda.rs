@@ -754,6 +754,7 @@ fn kind(tile: &Tile) -> String {
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),
         Tile::FlashWarpgroup(tile) => format!("flash by warpgroups {}", tile.key_tile),
         Tile::FlashBackward(tile) => format!("flash backward by {}", tile.step),
+        Tile::FlashWarpgroupBackward(tile) => format!("flash backward by warpgroups {}", tile.step),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),
     }

@@ -36,10 +36,12 @@ pub enum Part {
     /// The result and `lse`.
     Forward,
     /// `delta`: for each query the dot product of the result with its gradient; and a zero for the
-    /// counter of turns of each tile of queries.
+    /// counters of turns of each tile of queries.
     Delta {
         /// Queries of a tile.
         tile: usize,
+        /// Counters of a tile.
+        counters: usize,
     },
     /// The gradient of queries, and `delta` where it was not computed before.
     Queries,
@@ -180,12 +182,16 @@ impl AttentionTile {
         print_scalars(&self.attention, &names, text);
         match self.part {
             Part::Forward => self.print_forward(&names, text),
-            Part::Delta { tile } => {
+            Part::Delta { tile, counters } => {
                 self.print_query(text);
                 self.print_delta(&names, text);
                 let place = tile_of_queries(&self.attention, tile, &format!("s / {tile}"));
+                let (is_counter, place) = match counters {
+                    1 => ("lane == 0".to_owned(), place),
+                    _ => (format!("lane < {counters}"), format!("({place}) * {counters} + lane")),
+                };
                 let turns = &names.workspaces[2];
-                line!(text, "if (lane == 0 && s % {tile} == 0) {turns}[{place}] = 0;");
+                line!(text, "if ({is_counter} && s % {tile} == 0) {turns}[{place}] = 0;");
             }
             Part::Queries => self.print_queries(&names, text),
             Part::Keys => self.print_keys(&names, text),

@@ -5,19 +5,8 @@
 //! computes `Sᵀ = K Qᵀ` and `dPᵀ = V dOᵀ`, from them `P = exp(S − lse)` and
 //! `dS = P ∘ (dP − delta)`, where `delta` is the dot product of a row of O and dO, and adds
 //! `Pᵀ dO` to its dV and `dSᵀ Q` to its dK, which it keeps in registers. Its part of dQ, `dS K`,
-//! it adds to sums in a workspace. P and dS are rounded to the type of the operands.
-//!
-//! Blocks add to a tile of queries in turn: those of later keys first. A counter in global memory
-//! says whose turn it is, so that sums are in the order of the tiles and never depend on timing.
-//! The first to add stores, and the last one rounds the sums to the type of dQ. A tile of queries
-//! that sees no key is the first or the last block's, whose part is zero.
-//!
-//! A block waits for blocks of smaller numbers alone, since later keys have smaller numbers. Those
-//! have started before it: GPUs start blocks in the order of their numbers, though CUDA's guide
-//! does not promise it. The first block that is not done waits for none, so that all end, however
-//! few a GPU holds at once. Blocks go over queries in their order: under a causal mask a tile of
-//! queries is then the first of the block whose turn is first, and blocks that start together do
-//! not wait. Without one each is a step behind the one before.
+//! it adds to sums in a workspace when it has its turn (`turns`). P and dS are rounded to the type
+//! of the operands.
 //!
 //! Versions:
 //! 1. seven products instead of five, and no atomic operations: a function for dQ, whose blocks
@@ -40,6 +29,7 @@ use super::parameter::Parameter;
 use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile};
 use super::text::{Text, element, line, number};
+use super::turns::Turns;
 use crate::kernel::Attention;
 
 /// Rows of the block's tile: one tile of `mma.sync` per warp.
@@ -81,25 +71,17 @@ impl FlashBackward {
         tile
     }
 
-    /// Tiles of keys of a head.
-    fn key_tiles(&self) -> usize {
-        self.attention.keys.div_ceil(ROWS)
-    }
-
-    /// Tiles of queries of a head.
-    fn query_tiles(&self) -> usize {
-        self.attention.queries.div_ceil(self.step)
+    fn turns(&self) -> Turns<'_> {
+        Turns { attention: &self.attention, keys: ROWS, queries: self.step }
     }
 
     pub(super) fn blocks(&self) -> u64 {
-        let Attention { batch, kv_heads, .. } = self.attention;
-        (batch * kv_heads * self.key_tiles()) as u64
+        self.turns().blocks()
     }
 
     /// Tiles of queries of all heads and samples: as many counters are there.
     pub(super) fn counters(&self) -> u64 {
-        let Attention { batch, heads, .. } = self.attention;
-        (batch * heads * self.query_tiles()) as u64
+        self.turns().all_query_tiles()
     }
 
     /// Sums of dQ in the workspace: vectors of each thread, in its order.
@@ -178,7 +160,7 @@ impl FlashBackward {
         text.end();
         line!(text, "cp_async_commit();");
         line!(text, "{memory}* stage = stages + step % 2 * {stage};");
-        self.print_position("step", text);
+        self.turns().print_position("step", text);
         self.print_products(text);
         self.print_slopes(&names, text);
         self.print_gradients(text);
@@ -191,15 +173,8 @@ impl FlashBackward {
 
     /// Prints the block's keys, and the steps that they take.
     fn print_block(&self, names: &Names, text: &mut Text) {
-        let Attention { kv_heads, .. } = self.attention;
-        let tiles = self.key_tiles();
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
-        line!(text, "const u64 b = blockIdx.x / {};", kv_heads * tiles);
-        line!(text, "const u64 g = blockIdx.x / {tiles} % {kv_heads};");
-        // Later keys start first.
-        line!(text, "const i64 own = {} - (i64)(blockIdx.x % {tiles});", tiles - 1);
-        line!(text, "const i64 first_row = own * {ROWS};");
-        self.print_tiles(text);
+        self.turns().print_block(text);
         for rows in &self.operands()[0] {
             self.print_pointer(names, rows.name, "first_row", text);
         }
@@ -216,39 +191,6 @@ impl FlashBackward {
         };
         let row = row_of(buffer, strides, "b", at, head);
         line!(text, "const {}* {name} = {row};", element(a.dtype));
-    }
-
-    /// Prints the tiles of queries of the block's steps, from `begin` to `end`, and the heads that
-    /// have them: all tiles of which [`FlashBackward::print_turn`] says that the block has a turn.
-    fn print_tiles(&self, text: &mut Text) {
-        let Attention { heads, group, causal, window, .. } = self.attention;
-        let (step, last, tiles) = (self.step, self.key_tiles() - 1, self.query_tiles());
-        let queries = tiles * step;
-        match causal {
-            true => line!(
-                text,
-                "const i64 begin = own == 0 ? 0 : clamped(first_row - offset, {queries}) / {step};"
-            ),
-            false => line!(text, "const i64 begin = 0;"),
-        }
-        match window {
-            0 => line!(text, "const i64 end = {tiles};"),
-            _ => line!(
-                text,
-                "const i64 end = own == {last} ? {tiles} : \
-                 clamped(first_row - offset + {}, {queries}) / {step};",
-                window + ROWS - 2 + step
-            ),
-        }
-        line!(text, "const u32 steps_of_head = (u32)(end - begin);");
-        for (name, more) in [("first_head", 0), ("end_head", 1)] {
-            line!(
-                text,
-                "const i64 {name} = clamped(((i64)g + {more}) * {group} - head_offset, \
-                 {heads});"
-            );
-        }
-        line!(text, "const u32 steps = (u32)(end_head - first_head) * steps_of_head;");
     }
 
     /// Prints the copies of the block's rows and of the first step, one group.
@@ -269,7 +211,7 @@ impl FlashBackward {
     /// Prints the copies of a step.
     fn print_copies(&self, names: &Names, step: &str, text: &mut Text) {
         let (a, tile) = (&self.attention, self.step_tile());
-        self.print_position(step, text);
+        self.turns().print_position(step, text);
         for (at, operand) in self.operands()[1].iter().enumerate() {
             self.print_pointer(names, operand.name, "0", text);
             let to = format!("stages + ({step}) % 2 * {} + {}", self.stage(), at * tile.elements());
@@ -277,14 +219,6 @@ impl FlashBackward {
             let count = format!("{} - first_column", a.queries);
             print_copy(a.dim, tile, (&from, operand.stride), [&to, &count], text);
         }
-    }
-
-    /// Prints the head and the first query of a step.
-    fn print_position(&self, step: &str, text: &mut Text) {
-        let size = self.step;
-        line!(text, "const u64 h = first_head + ({step}) / steps_of_head;");
-        line!(text, "const i64 tile = begin + (i64)(({step}) % steps_of_head);");
-        line!(text, "const i64 first_column = tile * {size};");
     }
 
     /// Prints `scores` and `slopes`: the products of the block's rows with those of the step.
@@ -309,20 +243,6 @@ impl FlashBackward {
         text.end();
     }
 
-    /// Prints `base` and `delta` of query `s`: its `lse` to the base of two, infinite where it sees
-    /// no key, and the dot product of its rows of O and dO.
-    fn print_query_values(&self, names: &Names, text: &mut Text) {
-        let Attention { heads, queries, .. } = self.attention;
-        let [lowest, infinity] = [f64::NEG_INFINITY, f64::INFINITY].map(|x| number(DType::F32, x));
-        let factor = number(DType::F32, std::f64::consts::LOG2_E);
-        let lse = names.lse.as_deref().unwrap_or_default();
-        line!(text, "const bool is_query = s < {queries};");
-        line!(text, "const u64 query = (b * {heads} + h) * {queries} + (is_query ? (u64)s : 0);");
-        line!(text, "const float lse_of = is_query ? {lse}[query] : {lowest};");
-        line!(text, "const float base = lse_of == {lowest} ? {infinity} : lse_of * {factor};");
-        line!(text, "const float delta = is_query ? {}[query] : 0.0f;", names.workspaces[0]);
-    }
-
     /// Prints the weights in `scores`, after dropout, and the gradients of scores in `slopes`,
     /// before they are scaled.
     fn print_slopes(&self, names: &Names, text: &mut Text) {
@@ -333,31 +253,12 @@ impl FlashBackward {
         }
         line!(text, "const i64 j = first_row + warp * 16 + {} + {};", KEYS[0], KEYS[1]);
         line!(text, "const i64 s = first_column + n * 8 + lane % 4 * 2 + e % 2;");
-        self.print_query_values(names, text);
+        print_query_values(a, names, text);
         line!(text, "float& weight = scores[0][n][e];");
         line!(text, "float& slope = slopes[0][n][e];");
-        let score = if is_plain(a) {
-            "weight"
-        } else {
-            print_score(a, names, "weight", text);
-            "score"
-        };
         let visible = format!("s < {} && {}", a.queries, visible(a, names));
-        let factor = exponent_factor(a);
-        line!(text, "const bool is_visible = {visible};");
-        line!(
-            text,
-            "const float share = is_visible ? ex2_approx(fmaf({score}, {factor}, -base)) : 0.0f;"
-        );
-        let kept = if a.dropout.is_some() {
-            print_kept(a, ["first_row + warp * 16", KEYS[0], KEYS[1]], text);
-            " * kept"
-        } else {
-            ""
-        };
-        let cap = if a.softcap == 0.0 { "" } else { " * (1.0f - bound * bound)" };
-        line!(text, "slope = is_visible ? share * (slope{kept} - delta){cap} : 0.0f;");
-        line!(text, "weight = share{kept};");
+        let key = ["first_row + warp * 16", KEYS[0], KEYS[1]];
+        print_slope(a, names, &visible, key, text);
         text.end();
         text.end();
     }
@@ -389,30 +290,11 @@ impl FlashBackward {
         text.end();
     }
 
-    /// Prints dS in shared memory, and that the block has its turn: `turn` of the tile of queries,
-    /// the last one of the tile of keys `first_own`.
+    /// Prints the block's turn of the tile of queries, and dS in shared memory.
     fn print_turn(&self, text: &mut Text) {
-        let Attention { causal, window, .. } = self.attention;
-        let (step, last) = (self.step, self.key_tiles() - 1);
-        let (memory, slopes) = (element(self.attention.dtype), self.slopes_tile());
-        let keys = self.key_tiles() * ROWS - 1;
-        match causal {
-            true => line!(
-                text,
-                "const i64 last_own = clamped(first_column + offset + {}, {keys}) / {ROWS};",
-                step - 1
-            ),
-            false => line!(text, "const i64 last_own = {last};"),
-        }
-        match window {
-            0 => line!(text, "const i64 first_own = 0;"),
-            _ => line!(
-                text,
-                "const i64 first_own = \
-                 clamped(first_column + offset + 1 - {window}, {keys}) / {ROWS};"
-            ),
-        }
-        line!(text, "const u32 turn = (u32)(last_own - own);");
+        let (step, slopes) = (self.step, self.slopes_tile());
+        let memory = element(self.attention.dtype);
+        self.turns().print_turn(text);
         // All warps have read Q and dO.
         line!(text, "sync_block();");
         line!(text, "UNROLL");
@@ -528,33 +410,93 @@ impl FlashBackward {
 
     fn print_epilogue(&self, names: &Names, text: &mut Text) {
         let a = &self.attention;
-        let memory = element(a.dtype);
-        let scale = format!(" * {}", number(DType::F32, a.scale));
-        let [dk, dv] = [1, 2].map(|at: usize| &names.grads[at]);
-        let outputs = [("dk", dk, a.k, "acc", &scale[..]), ("dv", dv, a.v, "v_acc", "")];
-        for (name, buffer, strides, ..) in outputs {
-            let row = row_of(buffer, strides, "b", "first_row", "g");
-            line!(text, "{memory}* {name} = {row};");
-        }
         line!(text, "UNROLL");
         line!(text, "for (u32 r = 0; r < 2; r += 1) {{");
         line!(text, "const u32 row = warp * 16 + lane / 4 + r * 8;");
-        line!(text, "const bool is_there = first_row + row < {};", a.keys);
-        let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
-        line!(text, "UNROLL");
-        line!(text, "for (u32 n = 0; n < {}; n += {}) {{", a.dim / 8, store.tiles());
-        for (name, _, strides, sums, scale) in outputs {
-            let numbers = |tile: &str| {
-                let at = format!("{sums}[(n + {tile}) / 2][0][(n + {tile}) % 2]");
-                [0, 1].map(|e| format!("{at}[2 * r + {e}]{scale}"))
-            };
-            store.print_vector(&format!("of_{name}"), numbers, text);
-            let place = format!("{name} + row * {}ULL + n * 8 + {}", strides[1], store.column());
-            line!(text, "if (is_there) store_vector({place}, of_{name});");
-        }
-        text.end();
+        let numbers = |sums: &str, tile: &str| {
+            let at = format!("{sums}[(n + {tile}) / 2][0][(n + {tile}) % 2]");
+            [0, 1].map(|e| format!("{at}[2 * r + {e}]"))
+        };
+        print_key_gradients(a, names, numbers, text);
         text.end();
     }
+}
+
+/// Prints `base` and `delta` of query `s`: its `lse` to the base of two, infinite where it sees no
+/// key, and the dot product of its rows of O and dO.
+pub(super) fn print_query_values(a: &Attention, names: &Names, text: &mut Text) {
+    let Attention { heads, queries, .. } = a;
+    let [lowest, infinity] = [f64::NEG_INFINITY, f64::INFINITY].map(|x| number(DType::F32, x));
+    let factor = number(DType::F32, std::f64::consts::LOG2_E);
+    let lse = names.lse.as_deref().unwrap_or_default();
+    line!(text, "const bool is_query = s < {queries};");
+    line!(text, "const u64 query = (b * {heads} + h) * {queries} + (is_query ? (u64)s : 0);");
+    line!(text, "const float lse_of = is_query ? {lse}[query] : {lowest};");
+    line!(text, "const float base = lse_of == {lowest} ? {infinity} : lse_of * {factor};");
+    line!(text, "const float delta = is_query ? {}[query] : 0.0f;", names.workspaces[0]);
+}
+
+/// Prints how the products of query `s` and key `j` in `weight` and `slope` become the weight,
+/// after dropout, and the gradient of the score before it is scaled, given `base` and `delta`.
+/// `visible` is whether the query is there and sees the key, or is not there and `base` infinite;
+/// `key` is the key as [`print_kept`] takes it.
+pub(super) fn print_slope(
+    a: &Attention,
+    names: &Names,
+    visible: &str,
+    key: [&str; 3],
+    text: &mut Text,
+) {
+    let score = if is_plain(a) {
+        "weight"
+    } else {
+        print_score(a, names, "weight", text);
+        "score"
+    };
+    let factor = exponent_factor(a);
+    line!(text, "const bool is_visible = {visible};");
+    line!(
+        text,
+        "const float share = is_visible ? ex2_approx(fmaf({score}, {factor}, -base)) : 0.0f;"
+    );
+    let kept = if a.dropout.is_some() {
+        print_kept(a, key, text);
+        " * kept"
+    } else {
+        ""
+    };
+    let cap = if a.softcap == 0.0 { "" } else { " * (1.0f - bound * bound)" };
+    line!(text, "slope = is_visible ? share * (slope{kept} - delta){cap} : 0.0f;");
+    line!(text, "weight = share{kept};");
+}
+
+/// Prints how a quad stores its `row` of dK and of dV. `numbers` gives the two accumulators `acc`
+/// or `v_acc` of the columns of that number.
+pub(super) fn print_key_gradients(
+    a: &Attention,
+    names: &Names,
+    numbers: impl Fn(&str, &str) -> [String; 2],
+    text: &mut Text,
+) {
+    let memory = element(a.dtype);
+    let scale = format!(" * {}", number(DType::F32, a.scale));
+    let [dk, dv] = [1, 2].map(|at: usize| &names.grads[at]);
+    let outputs = [("dk", dk, a.k, "acc", &scale[..]), ("dv", dv, a.v, "v_acc", "")];
+    for (name, buffer, strides, ..) in outputs {
+        let row = row_of(buffer, strides, "b", "first_row", "g");
+        line!(text, "{memory}* {name} = {row};");
+    }
+    line!(text, "const bool is_there = first_row + row < {};", a.keys);
+    let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
+    line!(text, "UNROLL");
+    line!(text, "for (u32 n = 0; n < {}; n += {}) {{", a.dim / 8, store.tiles());
+    for (name, _, strides, sums, scale) in outputs {
+        let scaled = |tile: &str| numbers(sums, tile).map(|number| format!("{number}{scale}"));
+        store.print_vector(&format!("of_{name}"), scaled, text);
+        let place = format!("{name} + row * {}ULL + n * 8 + {}", strides[1], store.column());
+        line!(text, "if (is_there) store_vector({place}, of_{name});");
+    }
+    text.end();
 }
 
 impl fmt::Display for FlashBackward {

@@ -41,8 +41,8 @@ const QUERY_TILE: usize = 128;
 const STAGES: usize = 2;
 /// Elements of a row of the swizzle, which is 128 bytes, and bytes of the eight after which it
 /// repeats.
-const SWIZZLE_COLUMNS: usize = 64;
-const SWIZZLE: usize = 1024;
+pub(super) const SWIZZLE_COLUMNS: usize = 64;
+pub(super) const SWIZZLE: usize = 1024;
 /// Registers of a thread that copies, and of one that multiplies.
 const REGISTERS: [u32; 2] = [40, 232];
 /// The key of a tile of a thread's first score, and how far others of it are from there.
@@ -60,7 +60,7 @@ pub struct FlashWarpgroup {
 }
 
 /// The tensor map of an operand of attention, given its batch, length and heads, and its strides.
-fn map(
+pub(super) fn map(
     (name, parameter): (&'static str, usize),
     a: &Attention,
     [batch, length, heads]: [usize; 3],
@@ -83,6 +83,30 @@ fn map(
     })
 }
 
+/// Whether `cuTensorMapEncodeTiled` takes a map's sizes.
+pub(super) fn is_encodable(map: &TensorMap) -> bool {
+    let is_short = map.strides_bytes.iter().all(|bytes| *bytes < 1 << 40);
+    is_short && map.dims.iter().all(|size| *size < 1 << 31)
+}
+
+/// Prints the copies of a tile of some parts of 64 columns and some rows, to an address; its bytes
+/// complete a phase of the barrier. `place` is the first row and the head.
+pub(super) fn print_box_copies(
+    name: &str,
+    (to, barrier): (&str, &str),
+    place: &str,
+    [halves, rows]: [usize; 2],
+    text: &mut Text,
+) {
+    for half in 0..halves {
+        let (offset, column) = (half * rows * SWIZZLE_COLUMNS * 2, half * SWIZZLE_COLUMNS);
+        line!(
+            text,
+            "tma_load({to} + {offset}, {name}_map, {barrier}, {column}, (i32){place}, (i32)b);"
+        );
+    }
+}
+
 impl FlashWarpgroup {
     /// The tile of an attention; none where it does not fit.
     pub(super) fn of(a: &Attention) -> Option<FlashWarpgroup> {
@@ -98,11 +122,11 @@ impl FlashWarpgroup {
             map(("k_map", 1), a, of_keys, a.k, key_tile)?,
             map(("v_map", 2), a, of_keys, a.v, key_tile)?,
         ];
-        let is_encodable = maps.iter().all(|map| {
-            let is_short = map.strides_bytes.iter().all(|bytes| *bytes < 1 << 40);
-            is_short && map.dims.iter().all(|size| *size < 1 << 31)
-        });
-        is_encodable.then(|| FlashWarpgroup { attention: a.clone(), key_tile, maps })
+        maps.iter().all(is_encodable).then(|| FlashWarpgroup {
+            attention: a.clone(),
+            key_tile,
+            maps,
+        })
     }
 
     pub(super) fn blocks(&self) -> u64 {
@@ -205,16 +229,10 @@ impl FlashWarpgroup {
         text.end();
     }
 
-    /// Prints the copies of a tile, 64 columns each.
+    /// Prints the copies of a tile.
     fn print_copy(&self, name: &str, to: &str, barrier: &str, place: &str, text: &mut Text) {
         let rows = if name == "q" { QUERY_TILE } else { self.key_tile };
-        for half in 0..self.halves() {
-            let (offset, column) = (half * self.half_bytes(rows), half * SWIZZLE_COLUMNS);
-            line!(
-                text,
-                "tma_load({to} + {offset}, {name}_map, {barrier}, {column}, (i32){place}, (i32)b);"
-            );
-        }
+        print_box_copies(name, (to, barrier), place, [self.halves(), rows], text);
     }
 
     fn print_consumer(&self, names: &Names, text: &mut Text) {

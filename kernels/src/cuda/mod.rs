@@ -11,8 +11,8 @@
 //!   on a GPU is executed in tests without one.
 //! * What differs by rank or by call is a launch scalar, [`Function::scalars`]. What TMA copies is
 //!   described by [`Tile::maps`], which a launch passes after them.
-//! * No sum depends on timing: there are no atomic operations on floating-point numbers, and blocks
-//!   that add to one sum do so in turn.
+//! * No sum depends on timing: blocks that add to one sum do so in turn, and there are no atomic
+//!   operations on floating-point numbers but those by which TMA adds to what a block's turn is.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
 //!   Products that read TF32 ([`ir::op::Operands`]) run on tensor cores.
@@ -29,6 +29,7 @@ mod draws;
 mod flash;
 mod flash_backward;
 mod flash_warpgroup;
+mod flash_warpgroup_backward;
 mod function;
 mod index;
 mod lines;
@@ -50,6 +51,7 @@ mod text;
 mod tile;
 mod tiling;
 mod transpose;
+mod turns;
 mod vector;
 mod warpgroup;
 
@@ -58,6 +60,7 @@ pub use attention::{AttentionTile, Part};
 pub use flash::FlashTile;
 pub use flash_backward::FlashBackward;
 pub use flash_warpgroup::FlashWarpgroup;
+pub use flash_warpgroup_backward::FlashWarpgroupBackward;
 pub use function::{Function, Functions};
 pub use ir::target::{Arch, Unknown};
 pub use lines::LineTile;

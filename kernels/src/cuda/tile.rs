@@ -6,6 +6,7 @@ use super::attention::{AttentionTile, Part};
 use super::flash::FlashTile;
 use super::flash_backward::FlashBackward;
 use super::flash_warpgroup::FlashWarpgroup;
+use super::flash_warpgroup_backward::FlashWarpgroupBackward;
 use super::lines::LineTile;
 use super::moves::Move;
 use super::parameter::Parameter;
@@ -42,6 +43,8 @@ pub enum Tile {
     FlashWarpgroup(FlashWarpgroup),
     /// Its gradient on tensor cores, but for that of the bias.
     FlashBackward(FlashBackward),
+    /// The same on tensor cores that warpgroups share.
+    FlashWarpgroupBackward(FlashWarpgroupBackward),
     /// An operation along a dim.
     Lines(LineTile),
     /// Elements that are moved.
@@ -59,7 +62,8 @@ impl Tile {
             | Tile::Warpgroup(_)
             | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
-            | Tile::FlashBackward(_) => true,
+            | Tile::FlashBackward(_)
+            | Tile::FlashWarpgroupBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Move(tile) => tile.synchronizes(),
             Tile::Elementwise(_) | Tile::SliceSum(_) | Tile::Lines(_) => false,
@@ -80,6 +84,7 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
+            | Tile::FlashWarpgroupBackward(_)
             | Tile::Lines(_)
             | Tile::Move(_) => false,
         }
@@ -89,6 +94,7 @@ impl Tile {
     pub fn shared_sums(&self) -> Option<(usize, u64)> {
         match self {
             Tile::FlashBackward(tile) => Some(tile.shared_sums()),
+            Tile::FlashWarpgroupBackward(tile) => Some(tile.shared_sums()),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
             | Tile::PartialSums(_)
@@ -109,6 +115,7 @@ impl Tile {
         match self {
             Tile::Warpgroup(tile) => tile.maps(),
             Tile::FlashWarpgroup(tile) => tile.maps.iter().collect(),
+            Tile::FlashWarpgroupBackward(tile) => tile.maps.iter().collect(),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
             | Tile::PartialSums(_)
@@ -128,6 +135,7 @@ impl Tile {
         match self {
             Tile::Warpgroup(tile) => tile.shared_bytes(),
             Tile::FlashWarpgroup(tile) => tile.shared_bytes(),
+            Tile::FlashWarpgroupBackward(tile) => tile.shared_bytes(),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
             | Tile::PartialSums(_)
@@ -155,6 +163,7 @@ impl Tile {
             Tile::Flash(tile) => tile.print(parameters, text),
             Tile::FlashWarpgroup(tile) => tile.print(parameters, text),
             Tile::FlashBackward(tile) => tile.print(parameters, text),
+            Tile::FlashWarpgroupBackward(tile) => tile.print(parameters, text),
             Tile::Lines(tile) => tile.print(parameters, text),
             Tile::Move(tile) => tile.print(parameters, text),
         }
@@ -175,6 +184,7 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
+            | Tile::FlashWarpgroupBackward(_)
             | Tile::Lines(_) => element(parameter.dtype),
         }
     }
@@ -194,6 +204,7 @@ impl fmt::Display for Tile {
             Tile::Flash(tile) => tile.fmt(f),
             Tile::FlashWarpgroup(tile) => tile.fmt(f),
             Tile::FlashBackward(tile) => tile.fmt(f),
+            Tile::FlashWarpgroupBackward(tile) => tile.fmt(f),
             Tile::Lines(tile) => tile.fmt(f),
             Tile::Move(tile) => tile.fmt(f),
         }

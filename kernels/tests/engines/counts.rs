@@ -149,7 +149,8 @@ fn others() -> Vec<Counted> {
             newer,
             Kernel::Product(product("forward", [128, 128, 128], newer)),
         ),
-        ("attention by wgmma", newer, Kernel::Attention(a)),
+        ("attention by wgmma", newer, Kernel::Attention(a.clone())),
+        ("its gradient by wgmma", newer, Kernel::AttentionBwd(a)),
     ]
 }
 

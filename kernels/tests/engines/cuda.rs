@@ -36,7 +36,7 @@ fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
     let sums = functions.functions.iter().any(|function| match &function.tile {
         Tile::RowReduction(tile) => tile.rows.dtype != DType::I64,
         Tile::Attention(_) | Tile::Flash(_) | Tile::FlashBackward(_) => true,
-        Tile::FlashWarpgroup(_) => true,
+        Tile::FlashWarpgroup(_) | Tile::FlashWarpgroupBackward(_) => true,
         Tile::Tensor(_) | Tile::Warpgroup(_) | Tile::SliceSum(_) => true,
         Tile::Elementwise(tile) => calls_erf(&tile.rows),
         Tile::PartialSums(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,

@@ -10,7 +10,7 @@ use crate::shim::{Library, compiler};
 use crate::tensor::{EACH, mistaken};
 use crate::{Buffer, Case, Random, assert_close, same_bits};
 
-fn for_sm90a(kernel: &Kernel) -> (Kernel, Functions) {
+pub(crate) fn for_sm90a(kernel: &Kernel) -> (Kernel, Functions) {
     (kernel.clone(), functions_for(kernel, Arch::Sm90a))
 }
 

@@ -15,6 +15,7 @@ mod cuda;
 mod elements;
 mod flash;
 mod flash_warpgroup;
+mod flash_warpgroup_backward;
 mod formats;
 mod in_place;
 mod integers;

@@ -126,7 +126,7 @@ struct Call {
 }
 
 /// The parts whose calls are changed.
-const PARTS: [&str; 23] = [
+const PARTS: [&str; 27] = [
     "sync_block",
     "wait_for_turn",
     "end_turn",
@@ -149,6 +149,10 @@ const PARTS: [&str; 23] = [
     "tma_store",
     "tma_store_commit",
     "tma_store_wait",
+    "tma_store_numbers",
+    "tma_add_numbers",
+    "tma_store_end",
+    "fence_global_async",
     "matrix_descriptor",
 ];
 
@@ -252,6 +256,7 @@ fn maps(tile: &mut Tile) -> Vec<&mut TensorMap> {
             operands.chain(tile.result.iter_mut().map(|result| &mut result.map)).collect()
         }
         Tile::FlashWarpgroup(tile) => tile.maps.iter_mut().collect(),
+        Tile::FlashWarpgroupBackward(tile) => tile.maps.iter_mut().collect(),
         _ => Vec::new(),
     }
 }

@@ -2,10 +2,12 @@
 //! and threads changes a bit, whatever keys a tile of queries sees, and whatever the workspace
 //! holds.
 
-use gantline_kernels::{Attention, Offset};
+use gantline_kernels::cuda::Functions;
+use gantline_kernels::{Attention, Kernel, Offset};
 
 use crate::flash::{ExpectedGradient, is_flash_backward};
-use crate::flash_warpgroup::windowed;
+use crate::flash_warpgroup::{for_sm90a, windowed};
+use crate::flash_warpgroup_backward::is_backward_by_warpgroups;
 use crate::shim::{Library, compiler};
 use crate::tensor::{for_sm80, mistaken};
 use crate::{Buffer, Random, same_bits};
@@ -59,26 +61,52 @@ fn with_layouts(a: Attention) -> Attention {
     Attention { q, k, v: k, out: q, ..a }
 }
 
+/// A family of gradients: its name, the functions of a kernel, and whether functions are of it.
+type Gradients = (&'static str, fn(&Kernel) -> (Kernel, Functions), fn(&Functions) -> bool);
+
+const BY_WARPS: Gradients = ("turns", for_sm80, is_flash_backward);
+const BY_WARPGROUPS: Gradients = ("turns_warpgroup", for_sm90a, is_backward_by_warpgroups);
+
 #[test]
 fn no_order_of_blocks_changes_a_bit_of_gradients() {
     if compiler().is_none() {
         println!("skipped: no C++ compiler");
         return;
     }
+    check_orders(BY_WARPS, shapes());
+}
+
+#[test]
+fn no_order_of_blocks_changes_a_bit_of_gradients_by_warpgroups() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    // Tiles of keys between the first and the last to add, with a mask and without one.
+    let longer = [
+        Attention { causal: false, ..grouped([140, 400, 1, 1, 64]) },
+        grouped([390, 520, 1, 1, 128]),
+    ];
+    check_orders(BY_WARPGROUPS, shapes().into_iter().chain(longer.map(with_layouts)).collect());
+}
+
+/// Checks that gradients are right, and have the same bits in all orders of blocks and threads.
+fn check_orders((name, functions, is_it): Gradients, shapes: Vec<Attention>) {
     let mut random = Random::new(21);
     let gradient = |a: Attention| ExpectedGradient::new(&mut random, &a);
-    let all: Vec<ExpectedGradient> = shapes().into_iter().map(gradient).collect();
-    let functions: Vec<_> = all.iter().map(|expected| for_sm80(&expected.case.kernel)).collect();
-    assert!(functions.iter().all(|(_, of)| is_flash_backward(of)), "they run on tensor cores");
-    let checked = Library::checked("turns_checked", functions.clone(), &|_, text| text);
+    let all: Vec<ExpectedGradient> = shapes.into_iter().map(gradient).collect();
+    let functions: Vec<_> = all.iter().map(|expected| functions(&expected.case.kernel)).collect();
+    assert!(functions.iter().all(|(_, of)| is_it(of)), "they run on tensor cores");
+    let checked = Library::checked(&format!("{name}_checked"), functions.clone(), &|_, text| text);
     let checked = checked.expect("there is a compiler");
-    let library = Library::new("turns", functions).expect("there is a compiler");
+    let library = Library::new(name, functions).expect("there is a compiler");
     for (at, expected) in all.iter().enumerate() {
         let what = &expected.case.kernel;
         let first = expected.case.execute(&library, at, 0);
         assert_eq!(expected.off(&first), None, "{what}");
         for seed in SEVERAL {
             let found = expected.case.execute(&library, at, seed);
+            assert_eq!(library.report(), None, "{what}, seed {seed}");
             let same = found.iter().zip(&first).all(|(a, b)| same_bits(a, b));
             assert!(same, "{what}: order matters, seed {seed}");
         }
@@ -92,11 +120,20 @@ fn no_order_of_blocks_changes_a_bit_of_gradients() {
     }
 }
 
+/// A mistake in a text: what is replaced, which time, and by what.
+type Mistake = (&'static str, usize, &'static str);
+
 /// What is wrong with the first turns.
-const MISTAKES: [(&str, usize, &str); 3] = [
+const MISTAKES: [Mistake; 3] = [
     ("s % 64 == 0", 0, "s % 128 == 0"),
     ("workspace2[(b * 1 + h)", 0, "workspace2[(h)"),
     ("] = 0;", 0, "] = 1;"),
+];
+const MISTAKES_BY_WARPGROUPS: [Mistake; 4] = [
+    ("s % 128 == 0", 0, "s % 256 == 0"),
+    ("workspace2[((b * 1 + h)", 0, "workspace2[((h)"),
+    ("] = 0;", 0, "] = 1;"),
+    ("lane < 2", 0, "lane < 1"),
 ];
 
 /// Two launches in one workspace: the second finds the turns, and the sums, of the first. Where
@@ -107,15 +144,22 @@ fn turns_begin_anew_in_each_launch() {
         println!("skipped: no C++ compiler");
         return;
     }
+    check_first_turns(BY_WARPS, &MISTAKES);
+    check_first_turns(BY_WARPGROUPS, &MISTAKES_BY_WARPGROUPS);
+}
+
+/// Checks that two launches are right, and that mistakes are found.
+fn check_first_turns((name, functions, _): Gradients, mistakes: &[Mistake]) {
     let all = Attention { batch: 2, causal: false, ..grouped([150, 200, 1, 1, 16]) };
     let a = with_layouts(all);
     let expected = ExpectedGradient::new(&mut Random::new(22), &a);
     let change = |at: usize, text: String| match at {
-        at if at > 0 && text.contains(&format!(" k{at}_0(")) => mistaken(&text, MISTAKES[at - 1]),
+        at if at > 0 && text.contains(&format!(" k{at}_0(")) => mistaken(&text, mistakes[at - 1]),
         _ => text,
     };
-    let all = vec![for_sm80(&expected.case.kernel); MISTAKES.len() + 1];
-    let library = Library::checked("turns_anew", all, &change).expect("there is a compiler");
+    let all = vec![functions(&expected.case.kernel); mistakes.len() + 1];
+    let library = Library::checked(&format!("{name}_anew"), all, &change);
+    let library = library.expect("there is a compiler");
     let is_found = |at: usize, seed: u64| {
         let bytes = library.functions(at).workspace().0 as usize;
         let mut memory = Buffer::F64(vec![f64::NAN; bytes.div_ceil(8)]);
@@ -129,7 +173,7 @@ fn turns_begin_anew_in_each_launch() {
         launch() || launch()
     };
     assert!(SEVERAL.iter().all(|&seed| !is_found(0, seed)), "without a mistake nothing is found");
-    for (at, mistake) in MISTAKES.iter().enumerate() {
+    for (at, mistake) in mistakes.iter().enumerate() {
         assert!(SEVERAL.iter().all(|&seed| is_found(at + 1, seed)), "{mistake:?} is not found");
     }
 }

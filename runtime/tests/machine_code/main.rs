@@ -11,10 +11,11 @@ use std::path::Path;
 use gantline_runtime::cuda::nvrtc::Nvrtc;
 use ir::DType;
 use ir::op::Operands;
+use ir::random::DrawBits;
 use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
-    Access, Attention, BinaryOp, Border, Copy, CopyLoop, Family, Instr, Kernel, LoopAB, LoopAC,
-    LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, Scales, StoredTypes, Tiling,
+    Access, Attention, BinaryOp, Border, Copy, CopyLoop, Dropout, Family, Instr, Kernel, LoopAB,
+    LoopAC, LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, Scales, StoredTypes, Tiling,
     UnaryOp,
 };
 
@@ -198,10 +199,61 @@ fn by_mma(what: &'static str, kernel: Kernel) -> Expected {
 /// A gradient of attention, whose blocks wait for each other by an acquire and a release.
 fn by_turns(what: &'static str, a: Attention) -> Expected {
     Expected {
-        archs: &Arch::ALL,
+        archs: &[Arch::Sm80, Arch::Sm89, Arch::Sm100],
         has: &["HMMA", "LDSM", "LDGSTS", "LDG.E.STRONG.GPU", "MEMBAR.ALL.GPU", "STG.E.STRONG.GPU"],
         ..by_mma(what, Kernel::AttentionBwd(a))
     }
+}
+
+/// The same by warpgroups: TMA stores the first part of a sum, and adds the others in turn.
+fn by_turns_of_tma(what: &'static str, a: Attention) -> Expected {
+    Expected {
+        has: &[
+            "HGMMA",
+            "UTMALDG",
+            "SYNCS",
+            "USETMAXREG",
+            "LDGSTS",
+            "UBLKCP.G.S",
+            "UBLKRED.G.S.ADD.F32",
+            "LDG.E.STRONG.GPU",
+            "STG.E.STRONG.GPU",
+        ],
+        lacks: &["HMMA"],
+        ..by_wgmma(what, Kernel::AttentionBwd(a))
+    }
+}
+
+/// What is looked for in gradients of attention.
+fn gradients() -> Vec<Expected> {
+    let dropout = Some(Dropout {
+        p: 0.1,
+        salt: 3,
+        bits: DrawBits::B16,
+        sample_offset: 0,
+        heads_total: 4,
+        head_base: Offset::ZERO,
+        queries_total: 512,
+        query_base: 0,
+        keys_total: 512,
+        key_base: 0,
+    });
+    let dropped = |dim: usize| Attention { dropout: dropout.clone(), ..attention(dim) };
+    let whole = |dim: usize| Attention { causal: false, ..attention(dim) };
+    let windowed = |dim: usize| Attention { window: 130, documents: true, ..attention(dim) };
+    let by_tma = by_turns_of_tma;
+    vec![
+        by_turns("gradient of attention of heads of 64", attention(64)),
+        by_turns("gradient of attention of heads of 128", attention(128)),
+        by_tma("gradient of attention of heads of 64", attention(64)),
+        by_tma("gradient of attention of heads of 128", attention(128)),
+        by_tma("gradient of attention of heads of 64, all keys seen", whole(64)),
+        by_tma("gradient of attention of heads of 128, all keys seen", whole(128)),
+        by_tma("gradient of attention of heads of 64 with dropout", dropped(64)),
+        by_tma("gradient of attention of heads of 128 with dropout", dropped(128)),
+        by_tma("gradient of attention of heads of 96 in windows of documents", windowed(96)),
+        by_tma("gradient of attention with a cap", capped()),
+    ]
 }
 
 fn by_wgmma(what: &'static str, kernel: Kernel) -> Expected {
@@ -304,8 +356,6 @@ fn expectations() -> Vec<Expected> {
         stored_by_quads("product by columns", product(256, true)),
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
-        by_turns("gradient of attention of heads of 64", attention(64)),
-        by_turns("gradient of attention of heads of 128", attention(128)),
         by_mma("product in slices", split()),
         by_mma("product of few rows by rows", product(4, false)),
         by_mma("product of few rows by columns", product(4, true)),
@@ -341,6 +391,7 @@ fn expectations() -> Vec<Expected> {
         },
     ]);
     all.extend(products_of_other_elements().into_iter().chain(convolutions()));
+    all.extend(gradients());
     all
 }
 
@@ -359,9 +410,12 @@ fn wrong(expected: &Expected, functions: &[&Vec<String>]) -> Vec<String> {
         }
     }
     for operation in all() {
+        // Of the only additions that are looked for each has its turn.
+        let is_wanted = |wanted: &&str| kind(wanted) == kind(operation);
+        let is_atomic = is_float_atomic(operation) && !expected.has.iter().any(is_wanted);
         let narrow = expected.wide.contains(&kind(operation)) && !is(operation, "128");
         let unwanted = expected.lacks.contains(&kind(operation));
-        if narrow || unwanted || is_local(operation) || is_float_atomic(operation) {
+        if narrow || unwanted || is_local(operation) || is_atomic {
             wrong.push(operation.to_owned());
         }
     }

@@ -69,6 +69,7 @@ impl Function {
             | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
+            | Tile::FlashWarpgroupBackward(_)
             | Tile::Lines(_) => None,
         }
     }

@@ -7,6 +7,7 @@ use crate::cuda::attention::{AttentionTile, Part, THREADS, WARPS, bias_elements}
 use crate::cuda::flash::{self, FlashTile};
 use crate::cuda::flash_backward::FlashBackward;
 use crate::cuda::flash_warpgroup::{self, FlashWarpgroup};
+use crate::cuda::flash_warpgroup_backward::{self, FlashWarpgroupBackward};
 use crate::cuda::function::{Function, Functions};
 use crate::cuda::parameter::{Buffer, Named, Parameter};
 use crate::cuda::tile::Tile;
@@ -82,6 +83,45 @@ pub(super) fn forward(
     all.functions.push(function(what.to_owned(), parameters, queries, tile));
 }
 
+/// The function of the gradient on tensor cores.
+struct Gradient {
+    tile: Tile,
+    blocks: u64,
+    threads: u32,
+    /// Sums of dQ, and counters of turns.
+    workspaces: [u64; 2],
+    /// What is computed before.
+    delta: Part,
+}
+
+impl Gradient {
+    /// That of an attention on an architecture; none where it does not fit.
+    fn of(a: &Attention, arch: Option<Arch>) -> Option<Gradient> {
+        if arch == Some(Arch::Sm90a)
+            && let Some(tile) = FlashWarpgroupBackward::of(a)
+        {
+            let counters = flash_warpgroup_backward::PARTS;
+            return Some(Gradient {
+                blocks: tile.turns().blocks(),
+                threads: flash_warpgroup_backward::THREADS,
+                workspaces: [tile.sums(), tile.counters()],
+                delta: Part::Delta { tile: tile.step, counters },
+                tile: Tile::FlashWarpgroupBackward(tile),
+            });
+        }
+        (arch.is_some() && flash::fits(a)).then(|| {
+            let tile = FlashBackward::new(a);
+            Gradient {
+                blocks: tile.blocks(),
+                threads: flash::THREADS as u32,
+                workspaces: [tile.sums(), tile.counters()],
+                delta: Part::Delta { tile: tile.step, counters: 1 },
+                tile: Tile::FlashBackward(tile),
+            }
+        })
+    }
+}
+
 /// The functions of the gradient.
 pub(super) fn backward(
     what: &str,
@@ -92,10 +132,10 @@ pub(super) fn backward(
 ) {
     let dtype = a.dtype.accumulation();
     let of_queries = a.batch * a.heads * a.queries;
-    let flash = (arch.is_some() && flash::fits(a)).then(|| FlashBackward::new(a));
+    let gradient = Gradient::of(a, arch);
     let mut workspaces = vec![(of_queries as u64, dtype)];
-    if let Some(tile) = &flash {
-        workspaces.extend([(tile.sums(), DType::F32), (tile.counters(), DType::U32)]);
+    if let Some(Gradient { workspaces: [sums, counters], .. }) = gradient {
+        workspaces.extend([(sums, DType::F32), (counters, DType::U32)]);
     }
     let mut parameters: Vec<Parameter> = inputs.iter().chain(outputs).copied().collect();
     for (count, dtype) in workspaces {
@@ -103,8 +143,8 @@ pub(super) fn backward(
         all.workspaces.push(count * dtype.size());
         parameters.push(Parameter { buffer, dtype });
     }
-    let mut parts = match &flash {
-        Some(tile) => vec![("delta", Part::Delta { tile: tile.step }, of_queries)],
+    let mut parts = match &gradient {
+        Some(gradient) => vec![("delta", gradient.delta, of_queries)],
         None => vec![
             ("queries", Part::Queries, of_queries),
             ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
@@ -117,14 +157,8 @@ pub(super) fn backward(
         let tile = AttentionTile { attention: a.clone(), part };
         all.functions.push(function(format!("{what}: {name}"), parameters.clone(), items, tile));
     }
-    if let Some(tile) = flash {
-        all.functions.push(Function {
-            what: format!("{what}: main"),
-            parameters,
-            offsets: offsets(a),
-            grid: tile.blocks(),
-            threads: flash::THREADS as u32,
-            tile: Tile::FlashBackward(tile),
-        });
+    if let Some(Gradient { tile, blocks, threads, .. }) = gradient {
+        let (what, offsets) = (format!("{what}: main"), offsets(a));
+        all.functions.push(Function { what, parameters, offsets, grid: blocks, threads, tile });
     }
 }

@@ -296,6 +296,20 @@ PART void tma_store(const TensorMap& map, const void* from, int x0, int x1, int 
 PART void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the thread's stores that are in groups have read shared memory.
 PART void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Starts to store numbers to global memory, or to add them to those there: whole vectors of 16 bytes.
+// One after the other, additions are those of atomic ones: of subnormal numbers none is kept.
+PART void tma_store_numbers(float* to, const void* from, unsigned int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               ::"l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+PART void tma_add_numbers(float* to, const void* from, unsigned int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+// Waits until the thread's stores and additions that are in groups are done.
+PART void tma_store_end() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Orders accesses to global memory by TMA and by the thread.
+PART void fence_global_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 // Registers of each thread of a warpgroup: fewer, or more.
 template <int COUNT> PART void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

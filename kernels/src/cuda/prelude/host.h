@@ -69,11 +69,13 @@ struct Copy {
   u_int64_t group;
 };
 
-// A box that TMA stores: where it lies in shared memory, and what that held when the store began.
+// What TMA stores: where it lies in shared memory, and what that held when the store began; and of
+// what is written when it ends, and not before, how.
 struct TmaStore {
   size_t start;
   std::vector<unsigned char> held;
-  bool is_committed;
+  bool is_committed, is_read;
+  std::function<void()> end;
 };
 
 // A thread of a block.
@@ -89,6 +91,9 @@ struct Fiber {
   // What it has written to shared memory since it fenced that from TMA, as first and last bytes.
   std::vector<std::pair<size_t, size_t>> unfenced;
   std::vector<TmaStore> stores;
+  // Whether it has waited for a turn, and whether TMA has written for it, since it last fenced global
+  // memory from TMA.
+  bool has_waited, has_stored;
 };
 
 // The threads that wait at a barrier.
@@ -207,7 +212,9 @@ Shadow* new_shadow(size_t bytes);
 // Blocks of the launch share some bytes of a buffer by turns: accesses are looked at from now on.
 void share(const void* start, size_t bytes);
 void unshare();
-void begin_turns(u_int64_t blocks);
+void begin_turns(u_int64_t blocks, unsigned int threads);
+// A thread reads what blocks share, but not by a load of its own.
+void read_shared_sums(const void* place, size_t bytes);
 // A thread has waited for a turn, or ends it.
 void acquire(const unsigned int* counter);
 void release(const unsigned int* counter);
@@ -215,7 +222,8 @@ void release(const unsigned int* counter);
 inline Shadow* new_shadow(size_t) { return nullptr; }
 inline void share(const void*, size_t) {}
 inline void unshare() {}
-inline void begin_turns(u_int64_t) {}
+inline void begin_turns(u_int64_t, unsigned int) {}
+inline void read_shared_sums(const void*, size_t) {}
 inline void acquire(const unsigned int*) {}
 inline void release(const unsigned int*) {}
 #endif
@@ -506,7 +514,7 @@ template <class F> void launch(u_int64_t blocks, unsigned int threads, bool sync
 // The same, where blocks take turns: of the blocks some are there at a time.
 template <class F> void launch_turns(u_int64_t blocks, unsigned int threads, u_int64_t seed, F f) {
   residents = resident(blocks, seed);
-  begin_turns(blocks);
+  begin_turns(blocks, threads);
   launch(blocks, threads, true, seed, f);
   unshare();
   residents = 1;
@@ -551,8 +559,10 @@ inline void wait_for(const unsigned int* counter, unsigned int turn) {
 inline void wait_for_turn(const unsigned int* counter, unsigned int turn) {
   shim::wait_for(counter, turn);
   shim::acquire(counter);
+  shim::block.current->has_waited = true;
 }
 inline void end_turn(unsigned int* counter, unsigned int next) {
+  if (shim::block.current->has_stored) shim::find("thread %u ends a turn before a fence", threadIdx.x);
   shim::release(counter);
   *counter = next;
   shim::pause_at_times();
@@ -602,6 +612,7 @@ template <int BYTES> void cp_async(void* to, const void* from, bool is_there) {
     abort();
   }
   static const char instructions[2] = {};
+  if (is_there) shim::read_shared_sums(from, BYTES);
   if (is_there) shim::count_access(from, BYTES, instructions, false);
   else shim::pass_access(instructions);
   shim::count_access(to, BYTES, instructions + 1, false);
@@ -928,22 +939,65 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
   block.copies.push_back(TmaLoad{start, bytes, run});
 }
 
-// Stores what a box holds now; what it holds when the store is waited for must be the same, since
-// it may be read at any time until then.
-inline void store_box(const void* from, const TensorMap& map, const int* first, int count) {
-  size_t start = (const unsigned char*)from - block.dynamic, bytes = checked_box(start, map, count);
-  if (!bytes || start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
+// Reports what a thread has written and not fenced of what TMA reads.
+inline void check_fenced(size_t start, size_t bytes) {
   for (const Fiber& fiber : block.fibers) {
     for (auto [low, end] : fiber.unfenced) {
       if (low < start + bytes && start < end) find("TMA stores what thread %u wrote, which is not fenced", fiber.index.x);
     }
   }
+}
+
+// Stores what a box holds now; what it holds when the store is waited for must be the same, since
+// it may be read at any time until then.
+inline void store_box(const void* from, const TensorMap& map, const int* first, int count) {
+  size_t start = (const unsigned char*)from - block.dynamic, bytes = checked_box(start, map, count);
+  if (!bytes || start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
+  check_fenced(start, bytes);
   each_of_box(map, first, [&](size_t byte, bool is_there, size_t offset) {
     const unsigned char* at = shared_bytes(swizzled(start + byte), map.element);
     if (is_there) memcpy((unsigned char*)map.base + offset, at, map.element);
   });
   const unsigned char* held = block.dynamic + start;
-  block.current->stores.push_back(TmaStore{start, std::vector<unsigned char>(held, held + bytes), false});
+  block.current->stores.push_back(TmaStore{start, std::vector<unsigned char>(held, held + bytes), false, false, nullptr});
+}
+
+// Stores numbers, or adds them, when that is waited for.
+inline void store_numbers(float* to, const void* from, size_t bytes, bool adds) {
+  Fiber& me = *block.current;
+  size_t start = (const unsigned char*)from - block.dynamic;
+  if ((start | (uintptr_t)to | bytes) % 16) find("a store is not of whole vectors");
+  if (start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
+  if (me.has_waited) find("thread %u has TMA write before a fence", me.index.x);
+  check_fenced(start, bytes);
+  const unsigned char* held = block.dynamic + start;
+  std::vector<unsigned char> copied(held, held + bytes);
+  auto end = [=] {
+    for (size_t i = 0; i < bytes / 4; i++) {
+      float x;
+      memcpy(&x, copied.data() + 4 * i, 4);
+      to[i] = adds ? to[i] + x : x;
+    }
+    block.current->has_stored = true;
+  };
+  me.stores.push_back(TmaStore{start, copied, false, false, end});
+}
+
+// Waits until what is stored has been read, or until it is there too.
+inline void wait_for_stores(bool until_end) {
+  std::vector<TmaStore> later, all;
+  all.swap(block.current->stores);
+  for (TmaStore& store : all) {
+    if (!store.is_committed) { later.push_back(store); continue; }
+    if (!store.is_read && memcmp(store.held.data(), block.dynamic + store.start, store.held.size())) {
+      find("shared memory is written before a store has read it");
+    }
+    store.is_read = true;
+    if (!store.end) continue;
+    if (until_end) store.end();
+    else later.push_back(store);
+  }
+  block.current->stores.swap(later);
 }
 
 inline Warpgroup& warpgroup() { return block.warpgroups[lane() / 128]; }
@@ -1109,16 +1163,11 @@ template <class... C> void tma_store(const TensorMap& map, const void* from, C..
 inline void tma_store_commit() {
   for (shim::TmaStore& store : shim::block.current->stores) store.is_committed = true;
 }
-inline void tma_store_wait() {
-  std::vector<shim::TmaStore> later;
-  for (shim::TmaStore& store : shim::block.current->stores) {
-    if (!store.is_committed) later.push_back(store);
-    else if (memcmp(store.held.data(), shim::block.dynamic + store.start, store.held.size())) {
-      shim::find("shared memory is written before a store has read it");
-    }
-  }
-  shim::block.current->stores.swap(later);
-}
+inline void tma_store_wait() { shim::wait_for_stores(false); }
+inline void tma_store_numbers(float* to, const void* from, unsigned int bytes) { shim::store_numbers(to, from, bytes, false); }
+inline void tma_add_numbers(float* to, const void* from, unsigned int bytes) { shim::store_numbers(to, from, bytes, true); }
+inline void tma_store_end() { shim::wait_for_stores(true); }
+inline void fence_global_async() { shim::block.current->has_waited = shim::block.current->has_stored = false; }
 template <int COUNT> void setmaxnreg_dec() { shim::set_registers(COUNT, false); }
 template <int COUNT> void setmaxnreg_inc() { shim::set_registers(COUNT, true); }
 template <class T> void keep_order(T&) {}
@@ -1275,7 +1324,8 @@ inline UNCHECKED void access_shared(unsigned int thread, const void* place, size
 // ---- what blocks share by turns
 //
 // Of each other block a block knows what that had done before some barrier of its own: what it wrote
-// is then seen. It learns that from a counter, where another has left it.
+// is then seen. It learns that from a counter, where another has left it. The same is known of what a
+// warp of another block had done before some barrier of the warp, by the warp that has learnt it.
 
 // Bytes of a buffer that blocks share, and the accesses to each word.
 struct GlobalAccess { unsigned int block; Access of; };
@@ -1289,7 +1339,12 @@ inline thread_local GlobalShadow* global_shadow = nullptr;
 struct Known { unsigned int settled, fresh, thread, blocks; };
 inline thread_local Known* known_blocks = nullptr;
 inline thread_local unsigned int turn_blocks = 0;
-// What is left at counters, for each block.
+// All barriers of a warp of another block before this one are known to a warp, since its thread has
+// acquired it after a number of barriers of the warp.
+struct KnownWarp { unsigned int settled, fresh, thread, warps; };
+inline thread_local KnownWarp* known_warps = nullptr;
+inline thread_local unsigned int turn_warps = 0;
+// What is left at counters, for each block, and behind that for each warp of each.
 inline thread_local std::map<const unsigned int*, std::vector<unsigned int>> left_at;
 
 inline void share(const void* start, size_t bytes) {
@@ -1298,16 +1353,20 @@ inline void share(const void* start, size_t bytes) {
   global_shadow = (GlobalShadow*)malloc(bytes / 4 * sizeof(GlobalShadow));
   memset((void*)global_shadow, 0xff, bytes / 4 * sizeof(GlobalShadow));
 }
-inline void begin_turns(u_int64_t blocks) {
+inline void begin_turns(u_int64_t blocks, unsigned int threads) {
   turn_blocks = (unsigned int)blocks;
+  turn_warps = (threads + 31) / 32;
   known_blocks = (Known*)calloc(blocks * blocks, sizeof(Known));
+  known_warps = (KnownWarp*)calloc(blocks * blocks * turn_warps * turn_warps, sizeof(KnownWarp));
   left_at.clear();
 }
 inline void unshare() {
   free(global_shadow);
   free(known_blocks);
+  free(known_warps);
   global_shadow = nullptr;
   known_blocks = nullptr;
+  known_warps = nullptr;
   shared_bytes_count = 0;
 }
 
@@ -1319,9 +1378,27 @@ inline UNCHECKED unsigned int known_of(unsigned int other) {
   return is_seen && known.fresh > known.settled ? known.fresh : known.settled;
 }
 
+// What the warp of the running thread knows of a warp of all blocks.
+inline UNCHECKED KnownWarp& known_warp(unsigned int other) {
+  size_t own = (size_t)block_index.x * turn_warps + running->current->index.x / 32;
+  return known_warps[own * turn_blocks * turn_warps + other];
+}
+// The first barrier of a warp of another block that the running thread does not know to have passed.
+inline UNCHECKED unsigned int known_of_warp(unsigned int other) {
+  const KnownWarp& known = known_warp(other);
+  const Fiber* me = running->current;
+  bool is_seen = known.thread == me->index.x || known.warps < me->warps;
+  return is_seen && known.fresh > known.settled ? known.fresh : known.settled;
+}
+
 inline void acquire(const unsigned int* counter) {
   auto found = left_at.find(counter);
   if (found == left_at.end()) return;
+  const Fiber* me = running->current;
+  for (unsigned int other = 0; other < turn_blocks * turn_warps; other++) {
+    unsigned int settled = known_of_warp(other), fresh = found->second[turn_blocks + other];
+    known_warp(other) = KnownWarp{settled, fresh, me->index.x, me->warps};
+  }
   for (unsigned int other = 0; other < turn_blocks; other++) {
     Known& known = known_blocks[(size_t)block_index.x * turn_blocks + other];
     unsigned int settled = known_of(other), fresh = found->second[other];
@@ -1330,15 +1407,21 @@ inline void acquire(const unsigned int* counter) {
 }
 inline void release(const unsigned int* counter) {
   std::vector<unsigned int>& left = left_at[counter];
-  left.assign(turn_blocks, 0);
+  left.assign(turn_blocks + turn_blocks * turn_warps, 0);
   for (unsigned int other = 0; other < turn_blocks; other++) left[other] = known_of(other);
   left[block_index.x] = block.current->blocks;
+  for (unsigned int other = 0; other < turn_blocks * turn_warps; other++) {
+    left[turn_blocks + other] = known_of_warp(other);
+  }
+  unsigned int own = block_index.x * turn_warps + block.current->index.x / 32;
+  left[turn_blocks + own] = block.current->warps;
 }
 
 inline UNCHECKED bool is_known(const GlobalAccess& access, const Access& now) {
   if (access.block == ~0u) return true;
   if (access.block == block_index.x) return happens_before(access.of, now);
-  return access.of.blocks < known_of(access.block);
+  if (access.of.blocks < known_of(access.block)) return true;
+  return access.of.warps < known_of_warp(access.block * turn_warps + access.of.thread / 32);
 }
 
 inline UNCHECKED void report_global(const Access& now, const char* what, const GlobalAccess& other) {
@@ -1364,6 +1447,11 @@ inline UNCHECKED void access_global(const unsigned char* place, size_t bytes, bo
     }
     shadow.write = GlobalAccess{block_index.x, now};
   }
+}
+
+inline UNCHECKED void read_shared_sums(const void* place, size_t bytes) {
+  const unsigned char* p = (const unsigned char*)place;
+  if (p >= shared_start && p < shared_start + shared_bytes_count) access_global(p, bytes, false);
 }
 
 inline UNCHECKED void hook(const void* place, size_t bytes, bool writes, const void* instruction) {
