@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// The plan of a file, and where it comes from.
-fn read(path: &PathArg) -> Result<(String, Plan), Failure> {
+pub(super) fn read(path: &PathArg) -> Result<(String, Plan), Failure> {
     let (shown, text) = (path.to_string(), read_text(path, "--plan")?);
     let plan = ir::text::parse_plan(&shown, &text)?;
     Ok((shown, plan))

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ir::DType;
 use ir::import::{Options, Resolved};
 use ir::lora::Lora;
+use ir::plan::Optimizer;
+use ir::precision::Precision;
+use ir::{DType, Plan};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
@@ -24,6 +26,7 @@ use crate::output;
 use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
 use crate::training::{PlanFrom, Training};
+use crate::verbs::compile::read as read_plan;
 
 /// Headings of the help.
 const WHERE: &str = "Where it runs";
@@ -90,7 +93,7 @@ pub struct Args {
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
-    /// Train as this plan says, and search for none
+    /// Train as this plan says, and search for none; what no flag says is as the plan has it
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
     pub plan: Option<PathArg>,
     /// Tokens of a sample [default: the longest the model was made for]
@@ -253,6 +256,29 @@ fn power_of_two(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| "write a power of two from 1 to 4294967296".to_owned())
 }
 
+impl Args {
+    /// The same training under a plan: what no flag says is as the plan has it.
+    fn about(&self, plan: &Plan) -> Args {
+        let mut args = self.clone();
+        args.ranks.get_or_insert(plan.mesh.ranks());
+        args.seq.get_or_insert(plan.seq);
+        args.gbs.get_or_insert(plan.global_batch_size());
+        args.clip.get_or_insert(plan.clip.unwrap_or(0.0));
+        if let Optimizer::AdamW { decay, decay_biases, .. } = plan.optimizer {
+            args.weight_decay.get_or_insert(decay);
+            args.bias_weight_decay.get_or_insert(decay_biases);
+        }
+        if args.dtype.is_none() && args.precision.is_empty() {
+            args.dtype = Some(plan.dtype());
+            if plan.precision != Precision::training(plan.dtype()) {
+                let roles = plan.precision.to_string();
+                args.precision = roles.split_whitespace().map(str::to_owned).collect();
+            }
+        }
+        args
+    }
+}
+
 /// The largest loss scale to begin with: Megatron-LM's.
 const LOSS_SCALE_MAX: f64 = 4_294_967_296.0;
 
@@ -277,14 +303,16 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             execute(args, &settings, &resolved, &from, Some(&run), Some(&checkpoint))
         }
         None => {
+            let planned = args.plan.as_ref().map(read_plan).transpose()?;
+            let args = planned.map_or_else(|| args.clone(), |(_, plan)| args.about(&plan));
             let model = args.model.as_ref().expect("clap: a model unless a run is resumed");
             let resolved = crate::resolve(model)?;
             let out = args.out.as_deref();
             let begun = out.map(|out| Run::begin(out, !args.dry_run)).transpose()?;
             let (run, _lock) = begun.unzip();
-            let settings = overlay(defaults(&resolved, args)?, args);
+            let settings = overlay(defaults(&resolved, &args)?, &args);
             let from = args.plan.clone().map_or(PlanFrom::Search, PlanFrom::File);
-            execute(args, &settings, &resolved, &from, run.as_ref(), None)
+            execute(&args, &settings, &resolved, &from, run.as_ref(), None)
         }
     }
 }

@@ -154,6 +154,23 @@ fn runs_of_earlier_versions_keep_their_draws() {
     assert!(said.contains("draws have 24 or 16 bits, not 20"), "{said}");
 }
 
+/// What a plan decides of a training needs no flag: ranks, batch, length, types, clipping, decay.
+#[test]
+fn a_plan_says_what_its_training_is_like() {
+    let scratch = scratch("planned");
+    let asked = "--ranks 2 --gbs 6 --seq 24 --dtype bf16 --fix dp=2,zero=1";
+    scratch.answer(&format!("plan tiny {asked} -o x.plan"));
+    let train = "train tiny --data text --from-scratch --val-every 0 --steps 1";
+    let run = "--save-every 1 --plan x.plan --out run";
+    scratch.answer(&format!("{train} {run}"));
+    let settings = fs::read_to_string(scratch.0.join("run/run.toml")).expect("the file is read");
+    for part in ["ranks = 2", "gbs = 6", "seq = 24", "dtype = \"bf16\""] {
+        assert!(settings.contains(part), "{part} is not in\n{settings}");
+    }
+    let said = errors(&scratch.run(&format!("{train} --plan x.plan --seq 16 --out other")));
+    assert!(said.contains("E5006") && said.contains("--seq 24"), "{said}");
+}
+
 #[test]
 fn files_of_others_stay_where_checkpoints_lie() {
     let scratch = four_steps("others");
