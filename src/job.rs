@@ -208,6 +208,11 @@ impl Limited {
                 let help = "plan for a cluster of GPUs with -o FILE, and write `--plan FILE` here";
                 return usage("--fix", headline).help(help);
             }
+            if decision == Decision::Shard {
+                let headline = "plans for CPUs are searched with pieces over all ranks".to_owned();
+                let help = "write it into a plan file, `zero 3 over 2`, and that as `--plan FILE`";
+                return usage("--fix", headline).help(help);
+            }
             let headline = format!("plans that this version compiles have no `{decision}`");
             usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
         };

@@ -93,7 +93,8 @@ pub struct Args {
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
-    /// Train as this plan says, and search for none; what no flag says is as the plan has it
+    /// Train as this plan says, and search for none; ranks, batch, length, types,
+    /// clipping and decay that no flag says are the plan's
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
     pub plan: Option<PathArg>,
     /// Tokens of a sample [default: the longest the model was made for]
@@ -268,9 +269,9 @@ impl Args {
             args.weight_decay.get_or_insert(decay);
             args.bias_weight_decay.get_or_insert(decay_biases);
         }
-        if args.dtype.is_none() && args.precision.is_empty() {
+        if args.dtype.is_none() {
             args.dtype = Some(plan.dtype());
-            if plan.precision != Precision::training(plan.dtype()) {
+            if args.precision.is_empty() && plan.precision != Precision::training(plan.dtype()) {
                 let roles = plan.precision.to_string();
                 args.precision = roles.split_whitespace().map(str::to_owned).collect();
             }
@@ -304,6 +305,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => {
             let planned = args.plan.as_ref().map(read_plan).transpose()?;
+            if planned.is_some() && !args.limited.is_empty() {
+                let headline = "a plan is given, and what a search keeps to as well";
+                return Err(usage("--plan", headline).help("leave one of them out").into());
+            }
             let args = planned.map_or_else(|| args.clone(), |(_, plan)| args.about(&plan));
             let model = args.model.as_ref().expect("clap: a model unless a run is resumed");
             let resolved = crate::resolve(model)?;

@@ -10,6 +10,7 @@ use super::places::is_split;
 use super::traffic::World;
 use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
+use crate::weights::shards;
 
 impl<'a> Rank<'a> {
     /// Notes which gradients a launch adds to the squared norm, which nothing else is added to.
@@ -240,7 +241,7 @@ impl<'a> Rank<'a> {
         let mesh = setup.plan.mesh;
         let buffer = &self.program.buffers[buffer as usize];
         let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
-        let has_copies = setup.plan.zero.ranks(mesh.dp) < mesh.dp;
+        let has_copies = shards(setup.plan) < mesh.dp;
         let of_shards = if has_copies { Summed::SHARDS } else { Summed::DP };
         if byte >= buffer.offset + buffer.bytes {
             // Between one buffer and the next are zeros.

@@ -394,7 +394,7 @@ impl Draft {
             }
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
-            "clip" => set(&mut self.clip, read_finite(rest)?),
+            "clip" => set(&mut self.clip, read_finite(rest).filter(|clip| *clip > 0.0)?),
             "target" => set(&mut self.target, rest.parse().ok()?),
             "context" => {
                 let form = ContextForm::ALL.into_iter().find(|form| form.name() == rest)?;
@@ -556,15 +556,20 @@ fn read_precision(text: &str) -> Option<Precision> {
 
 fn read_optimizer(text: &str) -> Option<Optimizer> {
     let (name, numbers) = text.split_once(' ').unwrap_or((text, ""));
+    // Each is a rate, or what is added.
+    let is_positive = |number: &f64| number.is_finite() && *number >= 0.0;
     match name {
         "none" => numbers.is_empty().then_some(Optimizer::None),
         "sgd" => {
-            let [decay, decay_biases] = read_numbers(numbers, ["decay", "decay_biases"])?;
+            let read: [f64; 2] = read_numbers(numbers, ["decay", "decay_biases"])?;
+            let [decay, decay_biases] = read.iter().all(is_positive).then_some(read)?;
             Some(Optimizer::Sgd { decay, decay_biases })
         }
         "adamw" => {
             let names = ["beta1", "beta2", "eps", "decay", "decay_biases"];
-            let [beta1, beta2, eps, decay, decay_biases] = read_numbers(numbers, names)?;
+            let read: [f64; 5] = read_numbers(numbers, names)?;
+            let [beta1, beta2, eps, decay, decay_biases] =
+                read.iter().all(is_positive).then_some(read)?;
             Some(Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases })
         }
         _ => None,

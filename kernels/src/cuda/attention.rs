@@ -11,7 +11,7 @@ use std::fmt;
 use ir::DType;
 use ir::random::SHARED_DRAWS;
 
-use super::draws::Place;
+use super::draws::DrawNumber;
 use super::parameter::Parameter;
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;
@@ -171,8 +171,8 @@ pub(super) fn print_kept(a: &Attention, [first, own, step]: [&str; 3], text: &mu
     );
     let (p, scale) = (number(DType::F32, d.p), number(dtype, 1.0 / (1.0 - d.p)));
     let zero = number(dtype, 0.0);
-    let is_even = [d.keys_total, d.key_base].iter().all(|number| number % SHARED_DRAWS == 0);
-    let draw = Place { row: "drawn", col: own, step, is_even }.draw(d.bits, "stream");
+    let is_aligned = [d.keys_total, d.key_base].iter().all(|number| number % SHARED_DRAWS == 0);
+    let draw = DrawNumber { row: "drawn", col: own, step, is_aligned }.draw(d.bits, "stream");
     line!(text, "const {compute} kept = {draw} >= {p} ? {scale} : {zero};");
 }
 

@@ -17,7 +17,7 @@
 //!
 //! Head dims are filled up to 64 or 128 by the zeros that TMA writes out of bounds, as are rows of
 //! queries and keys. Of such queries weights are zero, since their `lse` is infinite. Heads beyond
-//! 64 with a bias and dropout do not fit the registers, and stay with `flash_backward`.
+//! 64 with dropout do not fit the registers, and stay with `flash_backward`.
 //!
 //! Versions:
 //! 1. tiles of 128 keys and 64 queries, of 128 × 128 for heads up to 64, whose scores are computed
@@ -48,8 +48,6 @@ const KEY_TILE: usize = 128;
 const STAGES: usize = 2;
 /// Bytes of a row of the swizzle.
 const SWIZZLE_ROW: usize = 2 * SWIZZLE_COLUMNS;
-/// Registers of a thread that copies or adds, and of one that multiplies.
-const REGISTERS: [u32; 2] = [48, 232];
 /// Rows and columns of a part of dQ, and its elements.
 const PART_SIDE: usize = 64;
 const PART: usize = PART_SIDE * PART_SIDE;
@@ -83,9 +81,8 @@ pub struct FlashWarpgroupBackward {
 impl FlashWarpgroupBackward {
     /// The tile of an attention; none where it does not fit.
     pub(super) fn of(a: &Attention) -> Option<FlashWarpgroupBackward> {
-        // For heads beyond 64 a bias and draws together do not fit the registers.
-        let is_small = a.dim <= SWIZZLE_COLUMNS || a.bias.is_none() || a.dropout.is_none();
-        if !flash::fits(a) || !is_small {
+        // Beside wide heads draws do not fit the registers.
+        if !flash::fits(a) || a.dim > SWIZZLE_COLUMNS && a.dropout.is_some() {
             return None;
         }
         let step = if a.dim > SWIZZLE_COLUMNS { 64 } else { 128 };
@@ -181,6 +178,12 @@ impl FlashWarpgroupBackward {
         self.halves() * SWIZZLE_COLUMNS / 2
     }
 
+    /// Registers of a thread that copies or adds, and of one that multiplies: together no more than
+    /// the 168 that each has when the block starts.
+    fn registers(&self) -> [u32; 2] {
+        if self.attention.dim > SWIZZLE_COLUMNS { [40, 232] } else { [56, 224] }
+    }
+
     /// Whether weights need no more than scores, so that they are computed while dP is multiplied.
     fn is_split(&self) -> bool {
         is_plain(&self.attention) && self.attention.dropout.is_none()
@@ -197,7 +200,7 @@ impl FlashWarpgroupBackward {
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;");
         self.print_shared(text);
         line!(text, "if (threadIdx.x < {WARPGROUP}) {{");
-        line!(text, "setmaxnreg_dec<{}>();", REGISTERS[0]);
+        line!(text, "setmaxnreg_dec<{}>();", self.registers()[0]);
         self.print_producer(&names, text);
         self.print_adders(&names, text);
         line!(text, "return;");
@@ -386,7 +389,7 @@ impl FlashWarpgroupBackward {
 
     fn print_consumer(&self, names: &Names, text: &mut Text) {
         let accumulators = self.accumulators();
-        line!(text, "setmaxnreg_inc<{}>();", REGISTERS[1]);
+        line!(text, "setmaxnreg_inc<{}>();", self.registers()[1]);
         line!(text, "const u32 consumer = threadIdx.x / {WARPGROUP} - 1;");
         line!(text, "const u32 own_row = consumer * 64 + warp * 16 + lane / 4;");
         line!(text, "float acc[{accumulators}] = {{}}, v_acc[{accumulators}] = {{}};");

@@ -11,8 +11,8 @@
 //!   on a GPU is executed in tests without one.
 //! * What differs by rank or by call is a launch scalar, [`Function::scalars`]. What TMA copies is
 //!   described by [`Tile::maps`], which a launch passes after them.
-//! * No sum depends on timing: blocks that add to one sum do so in turn, and there are no atomic
-//!   operations on floating-point numbers but those by which TMA adds to what a block's turn is.
+//! * No sum depends on timing: blocks that add to one sum do so in turn. Floating-point numbers are
+//!   added atomically by TMA alone, to sums that only the block whose turn it is adds to.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
 //!   Products that read TF32 ([`ir::op::Operands`]) run on tensor cores.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ir::DType;
 
-use super::draws::{Place, is_by_column, is_even};
+use super::draws::{DrawNumber, is_aligned, is_by_column};
 use super::index::{access, digits};
 use super::parameter::Named;
 use super::text::{Text, element, line, number};
@@ -175,7 +175,7 @@ impl<'r> Program<'r> {
                 let row = format!("drawn{at} + (u64)({row})");
                 let is_stepwise = self.vector.is_some() && is_by_column(draw, self.rows.cols);
                 let [col, step] = if is_stepwise { ["first", "e"] } else { [col.as_str(), "0"] };
-                let place = Place { row: &row, col, step, is_even: is_even(draw) };
+                let place = DrawNumber { row: &row, col, step, is_aligned: is_aligned(draw) };
                 format!("({compute}){}", place.draw(draw.bits, &format!("stream{at}")))
             }
         }

@@ -169,7 +169,7 @@ const MISTAKES: [(&str, usize, &str); 54] = [
     ("consumer * 8192", 0, "consumer * 4096"),
     ("rescale[i / 2 % 2]", 0, "rescale[i % 2]"),
     ("row_sum[r] * rescale[r]", 1, "row_sum[r]"),
-    ("setmaxnreg_dec<40>();", 0, ""),
+    ("setmaxnreg_dec<40>();", 0, "setmaxnreg_dec<48>();"),
     ("setmaxnreg_inc<232>();", 0, "setmaxnreg_inc<240>();"),
     ("first_row + r * 8", 0, "first_row"),
     ("clamped(seen, 128) - first_column", 1, "clamped(seen, 128)"),

@@ -3,13 +3,14 @@
 
 use gantline_kernels::cuda::{Arch, Functions, TensorMap, Tile, functions_for};
 use gantline_kernels::{Attention, Dropout, Kernel, Offset};
+use ir::DType;
 use ir::random::DrawBits;
 
 use crate::flash::{ExpectedGradient, random_flash, random_of};
 use crate::flash_warpgroup::{for_sm90a, windowed};
 use crate::shim::{Library, compiler};
 use crate::tensor::mistaken;
-use crate::{Random, same_bits};
+use crate::{Buffer, Random, same_bits};
 
 pub(crate) fn is_backward_by_warpgroups(functions: &Functions) -> bool {
     let is_it = |tile: &Tile| matches!(tile, Tile::FlashWarpgroupBackward(_));
@@ -30,7 +31,7 @@ fn gradients_by_warpgroups_are_as_near_to_f64_as_twice_the_cpu() {
     let all: Vec<ExpectedGradient> = (0..22).map(case).collect();
     let functions: Vec<_> = all.iter().map(|expected| for_sm90a(&expected.case.kernel)).collect();
     let fit = functions.iter().filter(|(_, of)| is_backward_by_warpgroups(of)).count();
-    assert!(fit >= all.len() - 3, "they run on warpgroups, but for some of wide heads: {fit}");
+    assert!(fit >= all.len() / 2, "they run on warpgroups, but for some of wide heads: {fit}");
     let library = Library::new("flash_warpgroup_backward", functions).expect("it compiles");
     for (at, expected) in all.iter().enumerate() {
         let what = &format!("case {at}: {:?}", expected.case.kernel);
@@ -40,6 +41,46 @@ fn gradients_by_warpgroups_are_as_near_to_f64_as_twice_the_cpu() {
         let again = expected.case.execute(&library, at, 5 + at as u64);
         assert_eq!(library.report(), None, "{what}");
         assert!(found.iter().zip(&again).all(|(a, b)| same_bits(a, b)), "{what}: order matters");
+    }
+}
+
+/// A query whose scores are no numbers spoils the gradients of the keys that it sees, and no
+/// others, where scores are more than scaled.
+#[test]
+fn what_is_no_number_stays_with_the_keys_that_are_seen() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    const QUERY: usize = 5;
+    let case = |(dim, softcap): (usize, f64)| {
+        let mut random = Random::new(31);
+        let a = windowed(&mut random, [150, 160, 2, dim]);
+        let a = Attention { documents: false, softcap, ..a };
+        let mut case = ExpectedGradient::new(&mut random, &a).case;
+        // lse follows Q, K, V and the result.
+        let mut lse = case.inputs[4].numbers();
+        lse[QUERY] = f64::NAN;
+        case.inputs[4] = Buffer::new(DType::F32, &lse);
+        case
+    };
+    let cases = [(64, 2.0), (128, 2.0)].map(case);
+    let by = |arch: Arch| {
+        cases.iter().map(move |of| (of.kernel.clone(), functions_for(&of.kernel, arch)))
+    };
+    let all = by(Arch::Sm90a).chain(by(Arch::Sm80)).collect();
+    let library = Library::new("flash_backward_no_numbers", all).expect("it compiles");
+    for at in 0..2 * cases.len() {
+        let case = &cases[at % cases.len()];
+        let Kernel::AttentionBwd(a) = &case.kernel else { panic!("it is a gradient") };
+        let gradients = case.execute(&library, at, 0);
+        for (name, gradient) in [("dK", &gradients[1]), ("dV", &gradients[2])] {
+            let numbers = gradient.numbers();
+            let first = |key: usize| &numbers[key * a.heads * a.dim..][..a.dim];
+            assert!(first(QUERY).iter().all(|x| x.is_nan()), "{at}: {name} of a key that is seen");
+            let spoilt = (QUERY + 1..a.keys).find(|key| first(*key).iter().any(|x| x.is_nan()));
+            assert_eq!(spoilt, None, "{at}: {name} of a key that is not seen");
+        }
     }
 }
 
@@ -68,14 +109,13 @@ fn gradients_run_on_warpgroups_where_they_fit() {
     });
     let dropped = Attention { dropout, ..fitting.clone() };
     let biased = Attention { bias: Some([0, 0, 0]), ..fitting.clone() };
-    let both = Attention { bias: Some([0, 0, 0]), ..dropped.clone() };
-    let narrow = Attention { dim: 64, ..both.clone() };
+    let narrow = Attention { dim: 64, bias: Some([0, 0, 0]), ..dropped.clone() };
     for arch in Arch::ALL {
-        for a in [&fitting, &dropped, &biased, &narrow] {
+        for a in [&fitting, &biased, &narrow] {
             assert_eq!(is_it(a, arch), arch == Arch::Sm90a, "{arch}: {a:?}");
         }
         assert!(!is_it(&shared, arch), "keys without a stride have no tensor map");
-        assert!(!is_it(&both, arch), "a bias and draws do not fit beside wide heads");
+        assert!(!is_it(&dropped, arch), "draws do not fit beside wide heads");
     }
 }
 
@@ -127,7 +167,7 @@ const MISTAKES: [(&str, usize, &str); 50] = [
     ("ds[t], q_columns", 0, "p[t], q_columns"),
     ("k_tile + consumer * 64 / 64 * 16384", 0, "k_tile"),
     ("threadIdx.x % 128) * 16", 0, "threadIdx.x % 64) * 16"),
-    ("setmaxnreg_dec<48>();", 0, ""),
+    ("setmaxnreg_dec<40>();", 0, "setmaxnreg_dec<48>();"),
     ("setmaxnreg_inc<232>();", 0, "setmaxnreg_inc<240>();"),
     ("row = own_row + r * 8", 0, "row = own_row"),
     ("v_acc[(n + 0) * 4", 0, "acc[(n + 0) * 4"),

@@ -261,7 +261,7 @@ const MISTAKES: [(&str, usize, &str); 54] = [
     ("b + k * 128", 0, "b + k * 64"),
     ("<bf16, 0, 1>", 0, "<bf16, 1, 1>"),
     ("<bf16, 0, 1>", 0, "<bf16, 0, 0>"),
-    ("setmaxnreg_dec<40>();", 0, ""),
+    ("setmaxnreg_dec<40>();", 0, "setmaxnreg_dec<48>();"),
     ("setmaxnreg_inc<232>();", 0, "setmaxnreg_inc<240>();"),
     ("i / 2 % 2 * 8", EACH, "i % 2 * 8"),
     ("if (lane == 0) mbarrier_arrive(empty + (count - 1) % 4);", 0, ""),

@@ -84,7 +84,7 @@ fn group_name(group: &Group) -> String {
     match group {
         Group::Axis(axis) => axis.to_string(),
         Group::Shards(count) => format!("{count} neighbours along dp"),
-        Group::Copies(count) => format!("every {count}th rank along dp"),
+        Group::Copies(count) => format!("ranks along dp, {count} apart"),
         Group::Stages(stages) => {
             let list: Vec<String> = stages.iter().map(usize::to_string).collect();
             format!("stages {}", list.join(", "))

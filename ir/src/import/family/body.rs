@@ -59,6 +59,10 @@ pub(crate) enum Part {
     Head,
 }
 
+/// The least probability, of dropping and of keeping, for draws of 16 bits. Chosen: rounding it
+/// changes it by a sixtieth at most.
+const SHORT_MIN: f64 = 1.0 / 1024.0;
+
 /// What a function is made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
@@ -366,6 +370,12 @@ impl Making<'_> {
         f64::from(self.salt - 1)
     }
 
+    /// The bits of draws for a probability: those near 0 and 1 are too coarse in 65,536ths.
+    fn bits(&self, p: f64) -> DrawBits {
+        let is_coarse = p.min(1.0 - p) < SHORT_MIN;
+        if is_coarse { DrawBits::B24 } else { self.body.bits }
+    }
+
     fn dropout(&mut self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
         let (p, salt) = (call.named("p").map_or(0.0, |p| self.body.number(p)), self.next_salt());
         if p == 0.0 {
@@ -373,7 +383,7 @@ impl Making<'_> {
         }
         let operands = [call.operands[0], param(b, "key")];
         let attributes: Vec<(&str, f64)> =
-            [("p", p), ("salt", salt)].into_iter().chain(self.body.bits.attribute()).collect();
+            [("p", p), ("salt", salt)].into_iter().chain(self.bits(p).attribute()).collect();
         b.composite(call.result, "dropout", &attributes, &operands)[0]
     }
 
@@ -424,7 +434,7 @@ impl Making<'_> {
             return b.composite(call.result, "attention", &attributes, &operands)[0];
         }
         attributes.extend([("p", p), ("salt", salt), ("heads", heads as f64)]);
-        attributes.extend(self.body.bits.attribute());
+        attributes.extend(self.bits(p).attribute());
         let operands: Vec<ValueId> = operands.chain([param(b, "key")]).collect();
         b.composite(call.result, "attention_dropout", &attributes, &operands)[0]
     }
