@@ -106,14 +106,15 @@ fn sharding(r: &mut Draws) -> Sharding {
 }
 
 fn plan(r: &mut Draws) -> Plan {
+    let rate = |r: &mut Draws| number(r).abs();
     let optimizer = match r.coin() {
-        true => Optimizer::Sgd { decay: number(r), decay_biases: number(r) },
+        true => Optimizer::Sgd { decay: rate(r), decay_biases: rate(r) },
         false => Optimizer::AdamW {
-            beta1: number(r),
-            beta2: number(r),
-            eps: number(r),
-            decay: number(r),
-            decay_biases: number(r),
+            beta1: rate(r),
+            beta2: rate(r),
+            eps: rate(r),
+            decay: rate(r),
+            decay_biases: rate(r),
         },
     };
     let function = |r: &mut Draws| {
@@ -157,7 +158,7 @@ fn plan(r: &mut Draws) -> Plan {
         },
         stage_ends: (0..1 + r.below(5)).map(|_| r.below(100)).collect(),
         optimizer,
-        clip: r.coin().then(|| number(r)),
+        clip: r.coin().then(|| rate(r).max(5e-324)),
         functions: some(r, 3, |r| (word(r), function(r))).into_iter().collect(),
         predictions: some(r, 4, prediction).into_iter().collect(),
     }
