@@ -130,7 +130,7 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Fai
     import_drawing(description, options, DrawBits::B16)
 }
 
-/// As [`import`], where dropout draws so many bits.
+/// As [`import`], where dropout draws `bits`.
 pub fn import_drawing(
     description: &Description,
     options: &Options,

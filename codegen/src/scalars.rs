@@ -15,7 +15,7 @@ impl Scalars {
     /// What the bounds of an offset are where those of a rank's pieces are not known.
     pub(crate) const ANY: RangeInclusive<i64> = 0..=LIMIT as i64;
 
-    /// The same of an offset that counts in units of so many.
+    /// [`Scalars::ANY`] for an offset in units of `unit` elements.
     pub(crate) fn any_of(unit: u64) -> RangeInclusive<i64> {
         0..=(LIMIT as u64 / unit).cast_signed()
     }

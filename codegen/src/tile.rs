@@ -442,7 +442,7 @@ pub(crate) struct Places {
     pub(crate) strides: Vec<usize>,
     /// The place of the first local element, for the first sample, in units.
     pub(crate) offset: u64,
-    /// How many places are a unit: so many that each rank's first element is at a multiple.
+    /// Elements of a unit, which divides the place of every rank's first element.
     pub(crate) unit: u64,
     /// How much further that is for the next sample.
     pub(crate) sample_stride: u64,

@@ -302,7 +302,7 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Vec
     import_drawing(description, options, DrawBits::B16)
 }
 
-/// As [`import`], with draws of so many bits; a graph has those that it says.
+/// As [`import`], where dropout draws `bits`; a graph says itself how many bits its draws have.
 ///
 /// # Errors
 /// `E1108` for options that do not fit the model; those of [`crate::verify`] for a graph that does

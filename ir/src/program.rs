@@ -270,9 +270,9 @@ pub enum Exchange {
 pub enum Group {
     /// The ranks along an axis.
     Axis(Axis),
-    /// So many neighbours along `dp`, which hold one copy of what is split together.
+    /// A shard group: this many neighbours along `dp`, over which ZeRO shards one copy.
     Shards(usize),
-    /// The ranks along `dp` that hold the same piece, where so many neighbours hold one copy.
+    /// A replica group: the ranks along `dp` with the same shard, of shard groups of this size.
     Copies(usize),
     /// The ranks of these stages with the same place on the other axes.
     Stages(Vec<usize>),

@@ -334,13 +334,13 @@ pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
     Store::for_training(weights, states, precision, shards)
 }
 
-/// The ranks along `dp` that have one copy of what is split.
+/// The ranks along `dp` over which ZeRO shards one copy.
 pub(super) fn shard_group(plan: &Plan) -> Group {
     let count = shards(plan);
     if count == plan.mesh.dp { Group::Axis(Axis::Dp) } else { Group::Shards(count) }
 }
 
-/// The ranks that have the same piece of what is split; none where there is one copy.
+/// The ranks along `dp` that have the same shard; none where there is one copy.
 pub(super) fn copies_group(plan: &Plan) -> Option<Group> {
     let count = shards(plan);
     (count < plan.mesh.dp).then_some(Group::Copies(count))

@@ -82,8 +82,8 @@ pub(crate) fn check_seq(model: &FamilyModel, seq: usize) -> Option<Diagnostic> {
     (!fits).then(why)
 }
 
-/// Adds the functions and entries for training, with draws of so many bits, and evaluation; returns
-/// the entries' names.
+/// Adds the functions and entries for training, whose dropout draws `bits`, and for evaluation;
+/// returns the entries' names.
 pub(crate) fn training(
     module: &mut Module,
     model: &FamilyModel,

@@ -66,8 +66,8 @@ const SHORT_MIN: f64 = 1.0 / 1024.0;
 /// What a function is made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
-    /// Training, with the dropout of the config or this one at every site, and draws of so many
-    /// bits.
+    /// Training, with the dropout of the config or this one at every site, and the bits of its
+    /// draws.
     Train(Option<f64>, DrawBits),
     /// Evaluation and generation: no dropout.
     Eval,
