@@ -592,7 +592,7 @@ fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {
         heads: x[2],
         dim: x[3],
         frequencies: (0..x[3] / 2).map(frequency).collect(),
-        positions: Positions::FromInput(0),
+        positions: Positions::FromInput(number("start", 0.0) as u64),
         inverse: attributes.get("sign").is_some_and(|sign| *sign < 0.0),
         gain: number("gain", 1.0),
         dtype: function.ty(ir::ValueId(0)).dtype,

@@ -62,8 +62,9 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
         return found;
     }
     let mut findings = Findings::default();
+    let ranks = plan.mesh.data_ranks();
     let places: Vec<Places> =
-        programs.iter().map(|p| Places::of(p, (programs, plan.mesh.dp), &mut findings)).collect();
+        programs.iter().map(|p| Places::of(p, (programs, ranks), &mut findings)).collect();
     let is_whole = plan.stage_ends.len().is_multiple_of(plan.mesh.pp);
     if plan.stage_ends.is_empty() || !is_whole || plan.microbatch_count == 0 {
         findings.add("E2114", "plan", "the plan has no micro-batch, or not one end per chunk");

@@ -119,12 +119,13 @@ pub(crate) fn stem(name: &str) -> Option<&str> {
 impl Wide {
     /// The wide values of a function that one rank runs by itself.
     pub(crate) fn of(function: &Function, target: Option<Target>) -> Wide {
-        Wide { is_agreed: false, ..Wide::of_ranks(function, [1, 1], target) }
+        Wide { is_agreed: false, ..Wide::of_ranks(function, [1; 3], target) }
     }
 
-    /// The wide values of a function that `ranks` ranks along `[dp, tp]` share. They follow from
-    /// the whole function, so that a rank with a shorter piece of the vocabulary finds the same.
-    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 2], target: Option<Target>) -> Wide {
+    /// The wide values of a function that `ranks` ranks along `[dp, cp, tp]` share. They follow
+    /// from the whole function, so that a rank with a shorter piece of the vocabulary finds the
+    /// same.
+    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 3], target: Option<Target>) -> Wide {
         let limits = Limits::of(target);
         let name = |node: &Node| function.value(node.results[0]).name.clone();
         let nodes = function.nodes.iter();
@@ -147,11 +148,12 @@ struct Seed {
 }
 
 /// How the result of a node is cut if it is wide.
-fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2], limits: &Limits) -> Option<Cut> {
+fn cut(function: &Function, node: &Node, ranks: [usize; 3], limits: &Limits) -> Option<Cut> {
+    let [dp, cp, tp] = ranks;
     let Op::Contract(einsum) = &node.op else { return None };
     let ty = function.ty(node.result());
     let (sizes, elements) = (ty.sizes()?, ty.count()?);
-    let bytes = ty.bytes()? / ((dp * tp) as u64);
+    let bytes = ty.bytes()? / ((dp * cp * tp) as u64);
     if bytes < limits.wide_bytes {
         return None;
     }
@@ -164,16 +166,19 @@ fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2], limits: &Limits) 
             own.contains(letter) && !other.contains(letter)
         };
         let rows: Vec<usize> = (0..sizes.len()).filter(is_row).collect();
-        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / (dp * limits.rows_min);
+        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>();
+        let count = count / (dp * cp * limits.rows_min);
         // Samples, the first dim, are cut over ranks already.
         let uncut = rows.into_iter().filter(|dim| dp == 1 || *dim > 0);
         let dim = uncut.max_by_key(|dim| sizes[*dim]);
         let narrow = function.ty(*operand).count()?;
         if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
-            let fits = |count: &usize| sizes[dim].is_multiple_of(*count);
+            // Tokens of a sample, the second dim, are cut over ranks too.
+            let size = if dim == 1 { sizes[dim] / cp } else { sizes[dim] };
+            let fits = |count: &usize| size.is_multiple_of(*count);
             let enough = (2..=count).filter(|count| *count as u64 >= wanted).find(fits);
             let count = enough.or_else(|| (2..=count).rev().find(fits));
-            return count.map(|count| Cut { dim, size: sizes[dim], count });
+            return count.map(|count| Cut { dim, size, count });
         }
     }
     None

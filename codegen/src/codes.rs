@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use ir::op::{Binary, Collective, Combiner, Einsum, Unary};
+use ir::sharding::PieceOrder;
 use ir::target::Arch;
 use ir::{DType, Dim, Function, Module, Node, Op, Target, TensorType, ValueId};
 
@@ -64,6 +65,7 @@ struct Gathered {
     /// That of the scale, of which each rank has its own pieces; none where all have it whole.
     of_scale: Option<usize>,
     counts: Vec<usize>,
+    order: PieceOrder,
     axis: String,
 }
 
@@ -153,10 +155,10 @@ impl<'f> Reader<'f, '_> {
                 Op::Reshape { .. } => {}
                 // Both hold all numbers that codes are.
                 Op::Cast { dtype: DType::F32 | DType::BF16 } => {}
-                Op::Collective { kind: Collective::AllGather { dim, counts }, axis }
+                Op::Collective { kind: Collective::AllGather { dim, counts, order }, axis }
                     if gather.is_none() =>
                 {
-                    gather = Some((node.operands[0], *dim, counts, axis));
+                    gather = Some((node.operands[0], *dim, (counts, *order), axis));
                 }
                 Op::Binary(Binary::Div) => break [node.operands[0], node.operands[1]],
                 _ => return None,
@@ -177,9 +179,9 @@ impl<'f> Reader<'f, '_> {
         let mut sizes = ty.sizes()?;
         let gathered = match gather {
             None => None,
-            Some((piece, dim, counts, axis)) => {
+            Some((piece, dim, (counts, order), axis)) => {
                 let piece = self.made.function.ty(piece).sizes()?;
-                let of = Gathered::of((&piece, dim), (&sizes, new), (counts, axis))?;
+                let of = Gathered::of((&piece, dim), (&sizes, new), (counts, order, axis))?;
                 sizes[of.of_codes] = of.counts.iter().sum();
                 Some(of)
             }
@@ -300,14 +302,14 @@ impl<'f> Reader<'f, '_> {
         &mut self,
         operand: ValueId,
         [codes, scale]: [ValueId; 2],
-        Gathered { of_codes, of_scale, counts, axis }: Gathered,
+        Gathered { of_codes, of_scale, counts, order, axis }: Gathered,
     ) -> [ValueId; 2] {
         if let Some(there) = self.exchanged.get(&operand) {
             return *there;
         }
         let both = [(codes, Some(of_codes)), (scale, of_scale)].map(|(pieces, dim)| {
             let Some(dim) = dim else { return pieces };
-            let kind = Collective::AllGather { dim, counts: counts.clone() };
+            let kind = Collective::AllGather { dim, counts: counts.clone(), order };
             let name = format!("{}.{axis}", self.made.function.value(pieces).name);
             self.made.push(&name, Op::Collective { kind, axis: axis.clone() }, &[pieces])
         });
@@ -334,7 +336,7 @@ impl Gathered {
     fn of(
         (piece, dim): (&[usize], usize),
         (sizes, inside): (&[usize], &[usize]),
-        (counts, axis): (&[usize], &str),
+        (counts, order, axis): (&[usize], PieceOrder, &str),
     ) -> Option<Gathered> {
         // Ranks without elements would not see which dim is cut.
         if counts.contains(&0) {
@@ -344,7 +346,13 @@ impl Gathered {
         let axis = axis.to_owned();
         if piece == sizes {
             let of_scale = outside.clone().position(|at| at == dim);
-            return Some(Gathered { of_codes: dim, of_scale, counts: counts.to_vec(), axis });
+            return Some(Gathered {
+                of_codes: dim,
+                of_scale,
+                counts: counts.to_vec(),
+                order,
+                axis,
+            });
         }
         let dims = cut(piece, sizes, inside)?;
         let at = dims.iter().position(|(of, _)| of.start == dim)?;
@@ -355,12 +363,13 @@ impl Gathered {
         if *is_blocked && sizes[of_codes + 1] != BLOCK {
             let (of_codes, counts) = (of_codes + 1, points.collect());
             let is_one = sizes[of_codes - 1] == 1;
-            return is_one.then_some(Gathered { of_codes, of_scale: None, counts, axis });
+            return is_one.then_some(Gathered { of_codes, of_scale: None, counts, order, axis });
         }
         let block = if *is_blocked { BLOCK } else { 1 };
         let blocks = |points: usize| points.is_multiple_of(block).then_some(points / block);
         let counts = points.map(blocks).collect::<Option<Vec<usize>>>()?;
-        Some(Gathered { of_codes, of_scale: Some(at), counts, axis })
+        let of_scale = Some(at);
+        order.allows(&counts).then_some(Gathered { of_codes, of_scale, counts, order, axis })
     }
 }
 

@@ -1,10 +1,10 @@
 //! Assembly: module × plan → one program per class of ranks.
 //!
-//! A class is a place on the pipeline and tensor-parallel axes; data-parallel ranks run the same
-//! program. Where they share the update (ZeRO 1), gradients too (2) or parameters too (3), each
-//! has a piece of every bucket of weights, of the same length. The arena holds what persists
-//! (parameters, gradients, optimizer state, or pieces of them, and feeds), then what one
-//! micro-batch needs, packed by lifetime. With several micro-batches in flight their values are
+//! A class is a place on the pipeline, context-parallel and tensor-parallel axes; data-parallel
+//! ranks run the same program. Where the ranks that hold the same weights share the update (ZeRO 1),
+//! gradients too (2) or parameters too (3), each has a piece of every bucket of weights, of the same
+//! length. The arena holds what persists (parameters, gradients, optimizer state, or pieces of them,
+//! and feeds), then what one micro-batch needs, packed by lifetime. With several micro-batches in flight their values are
 //! given separate room for the whole step.
 
 mod class;
@@ -37,7 +37,8 @@ pub struct Ends {
 /// Programs and the kernels that they launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compiled {
-    /// One program per class: stages outermost, then places on the tensor-parallel axis.
+    /// One program per class: stages outermost, then places on the context-parallel axis, then on
+    /// the tensor-parallel one.
     pub programs: Vec<Program>,
     /// The kernels of all programs.
     pub kernels: Vec<Kernel>,
@@ -149,13 +150,14 @@ impl<'m> Compiler<'m> {
         self.layers.kernels()
     }
 
-    /// The programs of a plan: stages outermost, then places on the tensor-parallel axis.
+    /// The programs of a plan: stages outermost, then places on the context-parallel axis, then on
+    /// the tensor-parallel one.
     ///
     /// # Errors
     /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel, `E2004`
     /// when the plan decides what no program does.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
-        classes(plan).map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
+        classes(plan).map(|place| self.program(plan, place)).collect()
     }
 
     /// Whether the ranks of a plan hold weights as it says: whole blocks, where states have scales.
@@ -163,37 +165,34 @@ impl<'m> Compiler<'m> {
     /// # Errors
     /// `E2002`, with a weight and why it cannot be cut.
     pub fn check_weights(&self, plan: &Plan) -> Result<(), Diagnostic> {
-        for (stage, tensor) in classes(plan) {
+        for place @ [stage, _, tensor] in classes(plan) {
             let places = weight_places(self.module, &self.calls, plan, stage, tensor);
-            places.map_err(|why| refused(plan, stage, tensor, &why.into()))?;
+            places.map_err(|why| refused(plan, place, &why.into()))?;
         }
         Ok(())
     }
 
-    /// The program of one class.
+    /// The program of one class, by its place on the pipeline, context-parallel and tensor-parallel
+    /// axes.
     ///
     /// # Errors
     /// Those of [`Compiler::programs`].
-    pub fn program(
-        &mut self,
-        plan: &Plan,
-        stage: usize,
-        tensor: usize,
-    ) -> Result<Program, Diagnostic> {
+    pub fn program(&mut self, plan: &Plan, place: [usize; 3]) -> Result<Program, Diagnostic> {
         check_executable(plan)?;
-        let class = Class::new(self, plan, stage, tensor);
-        class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, &why))
+        let class = Class::new(self, plan, place);
+        class.and_then(Class::program).map_err(|why| refused(plan, place, &why))
     }
 
-    /// The program of one micro-batch of a stage's first tensor-parallel rank, whose arena is that
-    /// of the whole step.
+    /// The program of one micro-batch of a stage's first rank along `cp` and `tp`, whose arena is
+    /// that of the whole step.
     ///
     /// # Errors
     /// Those of [`Compiler::programs`], and more values to place than
     /// [`BUFFERS_MAX`](crate::footprint::BUFFERS_MAX).
     pub(crate) fn skeleton(&mut self, plan: &Plan, stage: usize) -> Result<Program, NotYet> {
-        let class = Class::new(self, plan, stage, 0);
-        let class = class.map_err(|why| refused(plan, stage, 0, &why))?;
+        let place = [stage, 0, 0];
+        let class = Class::new(self, plan, place);
+        let class = class.map_err(|why| refused(plan, place, &why))?;
         let (kept, most) = (class.kept_count(), BUFFERS_MAX);
         if kept > most {
             let decision = format!(
@@ -201,11 +200,11 @@ impl<'m> Compiler<'m> {
             );
             return Err(NotYet { decision });
         }
-        Ok(class.skeleton().map_err(|why| refused(plan, stage, 0, &why))?)
+        Ok(class.skeleton().map_err(|why| refused(plan, place, &why))?)
     }
 
     /// What the program of one class does before its first micro-batch and after its last one,
-    /// without the work of compiling what is between.
+    /// without the work of compiling what is between: the same for all along `cp`.
     ///
     /// # Errors
     /// Those of [`Compiler::programs`].
@@ -216,18 +215,23 @@ impl<'m> Compiler<'m> {
         tensor: usize,
     ) -> Result<Arc<Ends>, Diagnostic> {
         let Compiler { module, calls, layers, ends, .. } = self;
-        let made = ends.of(module, calls, plan, [stage, tensor], &mut layers.table);
-        made.map_err(|why| refused(plan, stage, tensor, &why))
+        let place = [stage, 0, tensor];
+        let made = ends.of(module, calls, plan, place, &mut layers.table);
+        made.map_err(|why| refused(plan, place, &why))
     }
 }
 
-/// The stages of a plan and the places on the tensor-parallel axis of each.
-fn classes(plan: &Plan) -> impl Iterator<Item = (usize, usize)> {
-    let tp = plan.mesh.tp;
-    (0..plan.mesh.pp).flat_map(move |stage| (0..tp).map(move |tensor| (stage, tensor)))
+/// The places of all classes on the pipeline, context-parallel and tensor-parallel axes.
+fn classes(plan: &Plan) -> impl Iterator<Item = [usize; 3]> {
+    let mesh = plan.mesh;
+    (0..mesh.classes()).map(move |class| mesh.class_coordinates(class))
 }
 
-fn refused(plan: &Plan, stage: usize, tensor: usize, why: &Refusal) -> Diagnostic {
+fn refused(plan: &Plan, [stage, context, tensor]: [usize; 3], why: &Refusal) -> Diagnostic {
+    let context = match plan.mesh.cp {
+        1 => String::new(),
+        _ => format!(" context-parallel rank {context},"),
+    };
     Diagnostic::error(why.code(), Span::of(plan.model.clone()), why.to_string())
-        .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+        .note(format!("compiling stage {stage},{context} tensor-parallel rank {tensor}"))
 }

@@ -72,12 +72,15 @@ impl Features {
     /// Those that no program of this release carries out, in words.
     pub fn lacking(&self) -> Vec<&'static str> {
         let is_moved = |(_, place): (&str, Place)| place != Place::Device;
-        let is_split = self.zero.ranks(self.data_ranks) > 1;
+        let shards = self.zero.ranks(self.data_ranks);
+        let is_split = shards > 1;
+        let fits = |a: usize, b: usize| a.checked_rem(b) == Some(0);
+        let has_whole_shards = fits(shards, self.cp) || fits(self.cp, shards);
         let table = [
             (self.on_gpus, "devices that are GPUs"),
-            (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
             (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),
+            (is_split && !has_whole_shards, "ZeRO over ranks of which `cp` is no factor"),
             (self.offload.places().into_iter().any(is_moved), "offload"),
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()

@@ -92,8 +92,8 @@ fn program(
     }
     let store = Store::new(weights.unwrap_or_default(), plan.precision);
     let place = Place {
-        sizes: [plan.mesh.dp, plan.mesh.tp],
-        coordinates: [0, tensor],
+        sizes: [plan.mesh.dp, 1, plan.mesh.tp],
+        coordinates: [0, 0, tensor],
         microbatch_size: plan.microbatch_size,
         target: executed_target(plan),
     };
@@ -114,7 +114,7 @@ fn program(
         compiled.push(entry.map_err(|why| why.map(|why| format!("{why}, in `{name}`")))?);
     }
     let steps = [Vec::new(), Vec::new()];
-    Ok(class.store.into_program(&plan.model, [stage, tensor], steps, compiled))
+    Ok(class.store.into_program(&plan.model, [stage, 0, tensor], steps, compiled))
 }
 
 /// What the entries of a class of ranks share.

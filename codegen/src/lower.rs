@@ -472,13 +472,15 @@ impl<'a> Lower<'a> {
                 self.copy(operand, output, input);
                 (Exchange::AllReduce(*combiner), output)
             }
-            Collective::AllGather { dim, counts } => {
+            Collective::AllGather { dim, counts, order } => {
                 let (outer, inner) = around(*dim);
-                (Exchange::AllGather { outer, inner, counts: counts.clone() }, input)
+                let (counts, order) = (counts.clone(), *order);
+                (Exchange::AllGather { outer, inner, counts, order }, input)
             }
-            Collective::ReduceScatter { dim, counts, .. } => {
+            Collective::ReduceScatter { dim, counts, order, .. } => {
                 let (outer, inner) = around(*dim);
-                (Exchange::ReduceScatter { outer, inner, counts: counts.clone() }, input)
+                let (counts, order) = (counts.clone(), *order);
+                (Exchange::ReduceScatter { outer, inner, counts, order }, input)
             }
         };
         let axis = Axis::parse(axis).expect("partition names axes of the mesh");

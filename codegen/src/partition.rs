@@ -4,18 +4,28 @@
 //! another one, the operand is resharded, once per sharding. Nothing is decided here: the factor
 //! that a node is cut along follows from the shardings of its result and operands.
 
+mod segments;
+
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
-use ir::factors::{Factor, Offset, canonical, factors, make_local, term_ways, zeros};
+use ir::factors::{
+    Factor, Offset, SEQUENCE_FORMS, canonical, factors_and_forms, make_local, term_ways, zeros,
+};
 use ir::op::{Collective, Combiner};
-use ir::sharding::{Layout, Piece, pieces};
+use ir::sharding::{Layout, Piece};
 use ir::{
     Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, Target, TensorType, ValueId,
 };
 
-/// The axes along which values of one function lie.
-pub const VALUE_AXES: [Axis; 2] = [Axis::Dp, Axis::Tp];
+/// The axes along which values of one function lie, outermost first: where two of them cut one dim,
+/// the later one cuts what the earlier one has left.
+pub const VALUE_AXES: [Axis; 3] = [Axis::Dp, Axis::Cp, Axis::Tp];
+
+/// The place of `cp` among [`VALUE_AXES`].
+const CP: usize = 1;
+/// The place of `tp` among them.
+const TP: usize = 2;
 
 /// The shardings of a function's values, by name.
 pub type Shardings = BTreeMap<String, Sharding>;
@@ -24,9 +34,9 @@ pub type Shardings = BTreeMap<String, Sharding>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// For each of [`VALUE_AXES`], the number of ranks.
-    pub sizes: [usize; 2],
+    pub sizes: [usize; 3],
     /// For each of [`VALUE_AXES`], this rank's coordinate.
-    pub coordinates: [usize; 2],
+    pub coordinates: [usize; 3],
     /// Samples of one micro-batch on this rank.
     pub microbatch_size: usize,
     /// What kernels are compiled for.
@@ -45,7 +55,7 @@ pub struct Local {
 }
 
 /// Layouts on each of [`VALUE_AXES`].
-pub type Layouts = [Layout; 2];
+pub type Layouts = [Layout; 3];
 
 /// The layouts of a sharding.
 pub fn layouts(sharding: &Sharding) -> Layouts {
@@ -92,6 +102,9 @@ pub struct Operands<'o> {
     pub sizes: &'o [u64],
     /// Whether each is zero, where that is known: a zero is a term of what others are terms of.
     pub zeros: &'o [bool],
+    /// Whether ranks know where their pieces lie, so that each makes a term of the whole of one,
+    /// with zeros around it.
+    pub are_placed: bool,
 }
 
 impl Operands<'_> {
@@ -102,6 +115,7 @@ impl Operands<'_> {
         match (self.layouts[at], to) {
             (from, to) if from == to => Some(0),
             (Layout::Replicated, Layout::Partial(_)) if is_zero() => Some(0),
+            (Layout::Cut { .. }, Layout::Partial(Combiner::Sum)) if self.are_placed => Some(1),
             (_, Layout::Partial(_)) => None,
             (Layout::Replicated, Layout::Cut { .. }) => Some(1),
             _ => Some(2 + self.sizes[at]),
@@ -209,7 +223,7 @@ pub(crate) fn partition_bound(
         let mut result = |(at, result): (usize, &ValueId)| {
             let mut layouts = work.produced(*result)?;
             if is_output.get(at) == Some(&true) {
-                layouts[1] = Layout::Replicated;
+                layouts[TP] = Layout::Replicated;
             }
             work.shard(*result, layouts)
         };
@@ -238,7 +252,7 @@ impl Partition<'_> {
     /// The layouts in which a value is produced. An axis of one rank holds everything whole.
     fn produced(&self, value: ValueId) -> Result<Layouts, String> {
         let name = &self.global.value(value).name;
-        let mut layouts = self.shardings.get(name).map_or([Layout::Replicated; 2], layouts);
+        let mut layouts = self.shardings.get(name).map_or([Layout::Replicated; 3], layouts);
         for (layout, size) in layouts.iter_mut().zip(self.place.sizes) {
             if size == 1 {
                 *layout = Layout::Replicated;
@@ -247,40 +261,48 @@ impl Partition<'_> {
         Ok(layouts)
     }
 
-    /// The sizes of a shard, and its first element on each dim.
-    fn extent(&self, value: ValueId, layouts: Layouts) -> Result<Vec<Piece>, String> {
-        let value = self.global.value(value);
-        let sizes = value.ty.sizes();
-        let sizes =
-            sizes.ok_or_else(|| format!("`%{}` has open sizes: {}", value.name, value.ty))?;
-        let mut extent: Vec<Piece> =
-            sizes.iter().map(|size| Piece { start: 0, size: *size }).collect();
-        for (at, layout) in layouts.iter().enumerate() {
-            if let Layout::Cut { dim, unit } = *layout {
-                extent[dim] =
-                    self.pieces(&value.name, sizes[dim], unit, at)?[self.place.coordinates[at]];
-            }
-        }
-        Ok(extent)
+    /// The sizes of a shard.
+    fn sizes(&self, value: ValueId, layouts: Layouts) -> Result<Vec<usize>, String> {
+        self.sizes_outside(value, layouts, VALUE_AXES.len())
     }
 
-    fn pieces(
+    /// The sizes of what the first `axes` axes leave of a value.
+    fn sizes_outside(
+        &self,
+        value: ValueId,
+        layouts: Layouts,
+        axes: usize,
+    ) -> Result<Vec<usize>, String> {
+        let value = self.global.value(value);
+        let sizes = value.ty.sizes();
+        let mut sizes =
+            sizes.ok_or_else(|| format!("`%{}` has open sizes: {}", value.name, value.ty))?;
+        for (at, layout) in layouts.iter().enumerate().take(axes) {
+            if let Layout::Cut { dim, unit } = *layout {
+                let shares = self.shares(&value.name, sizes[dim], unit, at)?;
+                sizes[dim] = length(&shares[self.place.coordinates[at]]);
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// What each rank along an axis holds of a dim.
+    fn shares(
         &self,
         name: &str,
         size: usize,
         unit: usize,
         axis: usize,
-    ) -> Result<Vec<Piece>, String> {
+    ) -> Result<Vec<Vec<Piece>>, String> {
         let ranks = self.place.sizes[axis];
-        pieces(size, unit, ranks).ok_or_else(|| {
+        VALUE_AXES[axis].piece_order().shares(size, unit, ranks).ok_or_else(|| {
             let axis = VALUE_AXES[axis];
             format!("`%{name}`: {size} elements in units of {unit} over {axis}={ranks}")
         })
     }
 
     fn local_type(&self, value: ValueId, layouts: Layouts) -> Result<TensorType, String> {
-        let sizes: Vec<usize> = self.extent(value, layouts)?.iter().map(|p| p.size).collect();
-        Ok(TensorType::of(self.global.ty(value).dtype, &sizes))
+        Ok(TensorType::of(self.global.ty(value).dtype, &self.sizes(value, layouts)?))
     }
 
     fn define(&mut self, global: ValueId, layouts: Layouts, local: ValueId) {
@@ -306,9 +328,9 @@ impl Partition<'_> {
         }
         let mut layouts = self.produced(value)?;
         let mut local = self.shards[&(value, layouts)];
-        for axis in (0..VALUE_AXES.len()).rev() {
-            if layouts[axis] != wanted[axis] {
-                local = self.reshard(value, local, &mut layouts, axis, wanted[axis])?;
+        for (axis, to) in route(layouts, wanted) {
+            if layouts[axis] != to {
+                local = self.reshard(value, local, &mut layouts, axis, to)?;
             }
         }
         self.shards.insert((value, wanted), local);
@@ -324,22 +346,29 @@ impl Partition<'_> {
         to: Layout,
     ) -> Result<ValueId, String> {
         let name = self.global.value(value).name.clone();
-        let sizes = self.global.ty(value).sizes().unwrap_or_default();
-        let own = self.place.coordinates[axis];
+        let sizes = self.sizes_outside(value, *layouts, axis)?;
         let axis_name = VALUE_AXES[axis].name().to_owned();
         let collective = |kind: Collective| Op::Collective { kind, axis: axis_name.clone() };
-        let from = layouts[axis];
+        let (from, own, order) =
+            (layouts[axis], self.place.coordinates[axis], VALUE_AXES[axis].piece_order());
+        let inside = |dim: usize| layouts[axis + 1..].iter().any(|l| l.cut_dim() == Some(dim));
+        if [from, to].into_iter().filter_map(Layout::cut_dim).any(inside) {
+            return Err(format!("`%{name}` is cut again inside of what {axis_name} exchanges"));
+        }
         let mut key = *layouts;
         key[axis] = to;
         *layouts = key;
         if let Some(there) = self.shards.get(&(value, key)) {
             return Ok(*there);
         }
+        let counts = |dim: usize, unit: usize| -> Result<Vec<usize>, String> {
+            let shares = self.shares(&name, sizes[dim], unit, axis)?;
+            Ok(shares.iter().map(|share| length(share)).collect())
+        };
         let result = match (from, to) {
             (Layout::Partial(Combiner::Sum), Layout::Cut { dim, unit }) => {
-                let pieces = self.pieces(&name, sizes[dim], unit, axis)?;
-                let counts = pieces.iter().map(|p| p.size).collect();
-                let op = collective(Collective::ReduceScatter { dim, counts, own });
+                let counts = counts(dim, unit)?;
+                let op = collective(Collective::ReduceScatter { dim, counts, order, own });
                 self.builder.push(&format!("{name}.scatter"), op, &[local])
             }
             (Layout::Partial(combiner), _) => {
@@ -347,10 +376,12 @@ impl Partition<'_> {
                 let whole = self.builder.push(&format!("{name}.reduce"), op, &[local]);
                 self.cut(&name, whole, &sizes, to, axis)?
             }
+            (Layout::Cut { dim, unit }, Layout::Partial(Combiner::Sum)) => {
+                self.term(&name, local, (dim, unit, sizes[dim]), axis)?
+            }
             (Layout::Cut { dim, unit }, _) => {
-                let pieces = self.pieces(&name, sizes[dim], unit, axis)?;
-                let counts = pieces.iter().map(|p| p.size).collect();
-                let op = collective(Collective::AllGather { dim, counts });
+                let counts = counts(dim, unit)?;
+                let op = collective(Collective::AllGather { dim, counts, order });
                 let whole = self.builder.push(&format!("{name}.gather"), op, &[local]);
                 self.cut(&name, whole, &sizes, to, axis)?
             }
@@ -378,15 +409,21 @@ impl Partition<'_> {
             // Programs do not tell data-parallel ranks apart, so that none knows its piece.
             return Err(format!("`%{name}` is whole where a rank needs its samples"));
         }
-        let piece = self.pieces(name, sizes[dim], unit, axis)?[self.place.coordinates[axis]];
-        let op = Op::Slice { dim, start: piece.start, size: piece.size };
-        Ok(self.builder.push(&format!("{name}.slice"), op, &[whole]))
+        let shares = self.shares(name, sizes[dim], unit, axis)?;
+        let slice = |Piece { start, size }: &Piece| {
+            let op = Op::Slice { dim, start: *start, size: *size };
+            self.builder.push(&format!("{name}.slice"), op, &[whole])
+        };
+        let parts: Vec<ValueId> = shares[self.place.coordinates[axis]].iter().map(slice).collect();
+        Ok(self.joined(&format!("{name}.slices"), dim, &parts))
     }
 
     fn node(&mut self, node: &Node) -> Result<(), String> {
-        let all = factors(node, self.global, self.module);
-        let factors = self.place.sizes.map(|n| canonical(all.clone(), node, self.global, n));
-        let mut wanted = vec![[Layout::Replicated; 2]; node.operands.len()];
+        let all = VALUE_AXES.map(|axis| {
+            let forms: &[&str] = if axis == Axis::Cp { &SEQUENCE_FORMS } else { &[] };
+            factors_and_forms(node, self.global, self.module, forms)
+        });
+        let mut wanted = vec![[Layout::Replicated; 3]; node.operands.len()];
         let mut choices = Vec::new();
         let produced: Vec<Layouts> =
             node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
@@ -395,16 +432,18 @@ impl Partition<'_> {
         let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
         let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
         let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
-        for axis in 0..VALUE_AXES.len() {
+        for (axis, all) in all.iter().enumerate() {
+            let factors = canonical(all.clone(), node, self.global, self.place.sizes[axis]);
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
             let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
-            let operands = Operands { layouts: &from, sizes: &sizes, zeros: &zeros };
-            let choice = choose(node, &factors[axis], &operands, &yields).ok_or_else(|| {
+            let operands =
+                Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed: axis == CP };
+            let choice = choose(node, &factors, &operands, &yields).ok_or_else(|| {
                 let name = &self.global.value(node.results[0]).name;
                 let axis = VALUE_AXES[axis];
                 format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
             })?;
-            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors[axis]).0) {
+            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors).0) {
                 operand[axis] = layout;
             }
             choices.push(choice);
@@ -415,31 +454,43 @@ impl Partition<'_> {
             .zip(&wanted)
             .map(|(operand, layouts)| self.shard(*operand, *layouts))
             .collect::<Result<_, _>>()?;
-        let extent = self.extent(node.results[0], results[0])?;
-        let offsets = self.offsets(node, &factors, &choices)?;
-        let op = self.local_op(node, &extent, &offsets, &operands)?;
-        let name = &self.global.value(node.results[0]).name;
-        let locals = self.builder.push_all(name, op, &operands);
+        let locals = match self.segments(node, &all, &choices)? {
+            Some(segments) => self.in_segments(node, &segments, &results, &operands)?,
+            None => {
+                let offsets = self.offsets(node, &all, &choices)?;
+                let sizes = self.sizes(node.results[0], results[0])?;
+                let op = self.local_op(node, &sizes, &offsets, &operands)?;
+                let name = &self.global.value(node.results[0]).name;
+                self.builder.push_all(name, op, &operands)
+            }
+        };
         for ((result, layouts), local) in node.results.iter().zip(results).zip(locals) {
             let expected = self.local_type(*result, layouts)?;
-            assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
+            assert_eq!(
+                *self.builder.ty(local),
+                expected,
+                "the shard of `%{name}`",
+                name = self.global.value(*result).name
+            );
             self.define(*result, layouts, local);
         }
         Ok(())
     }
 
-    /// The attributes that move with the cut, and by how many units.
+    /// The attributes that move with the cut, and by how many units; those along `cp` move with
+    /// each segment.
     fn offsets(
         &self,
         node: &Node,
-        factors: &[Vec<Factor>; 2],
+        factors: &[Vec<Factor>; 3],
         choices: &[Choice],
     ) -> Result<Vec<(Offset, i64)>, String> {
         let mut offsets = Vec::new();
         for (axis, choice) in choices.iter().enumerate() {
             let Choice::Cut(at) = choice else { continue };
             let factor = &factors[axis][*at];
-            if factor.offsets.is_empty() {
+            let is_of_segments = axis == CP || axis == TP && choices[CP] == *choice;
+            if factor.offsets.is_empty() || is_of_segments {
                 continue;
             }
             let name = &self.global.value(node.results[0]).name;
@@ -452,24 +503,30 @@ impl Partition<'_> {
                 }
                 continue;
             }
-            let units = factor.units.as_constant().and_then(|u| usize::try_from(u).ok());
-            let units = units.ok_or_else(|| format!("`%{name}` has open sizes"))?;
-            let start = self.pieces(name, units, 1, axis)?[self.place.coordinates[axis]].start;
+            let shares = self.shares(name, self.units(node, factor)?, 1, axis)?;
+            let start = shares[self.place.coordinates[axis]][0].start;
             offsets.extend(factor.offsets.iter().map(|offset| (offset.clone(), start as i64)));
         }
         Ok(offsets)
+    }
+
+    /// How many units a factor has.
+    fn units(&self, node: &Node, factor: &Factor) -> Result<usize, String> {
+        let units = factor.units.as_constant().and_then(|u| usize::try_from(u).ok());
+        let name = &self.global.value(node.results[0]).name;
+        units.ok_or_else(|| format!("`%{name}` has open sizes"))
     }
 
     /// The op with local sizes and offsets.
     fn local_op(
         &mut self,
         node: &Node,
-        extent: &[Piece],
+        sizes: &[usize],
         offsets: &[(Offset, i64)],
         operands: &[ValueId],
     ) -> Result<Op, String> {
         let mut op = node.op.clone();
-        let dims: Vec<Dim> = extent.iter().map(|p| Dim::from(p.size)).collect();
+        let dims: Vec<Dim> = sizes.iter().map(|size| Dim::from(*size)).collect();
         make_local(&mut op, &dims, offsets);
         if let Op::Call { function } = &mut op {
             *function = self.local_callee(function, offsets, operands)?;
@@ -495,4 +552,25 @@ impl Partition<'_> {
         }
         Ok(self.builder.instance(&name, &attributes, operands))
     }
+}
+
+/// On which axis a value is resharded after which, from layouts to others, and how it lies there
+/// then: from the inside outwards. What lies along `cp` changes while `tp` cuts the same dim
+/// nowhere.
+fn route(from: Layouts, to: Layouts) -> Vec<(usize, Layout)> {
+    let dims = |axis: usize| [from[axis], to[axis]].into_iter().filter_map(Layout::cut_dim);
+    let is_nested = dims(CP).any(|dim| dims(TP).any(|inside| inside == dim));
+    let mut route = Vec::new();
+    if from[CP] != to[CP] && is_nested {
+        let is_cut = from[TP].cut_dim().is_some();
+        route.extend(is_cut.then_some((TP, Layout::Replicated)));
+        route.push((CP, to[CP]));
+    }
+    route.extend((0..VALUE_AXES.len()).rev().map(|axis| (axis, to[axis])));
+    route
+}
+
+/// The elements of all pieces of a dim.
+fn length(share: &[Piece]) -> usize {
+    share.iter().map(|piece| piece.size).sum()
 }

@@ -75,8 +75,9 @@ pub fn specialise(
         Keep::None => Vec::new(),
         Keep::Full => kept_values(gradient, [&early, &late], backward_results, |_| false),
         Keep::AllButAttention => {
-            let is_attention = |node: &Node| is_attention(node, module);
-            kept_values(gradient, [&early, &late], backward_results, is_attention)
+            let attended = attended(gradient, module);
+            let is_attended = |node: &Node| attended[node.results[0].index()];
+            kept_values(gradient, [&early, &late], backward_results, is_attended)
         }
     };
     // A kept value that is a result anyway is not stored twice.
@@ -175,6 +176,19 @@ pub(crate) fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) ->
 pub fn attends(module: &Module, name: &str) -> bool {
     let function = module.function(name);
     function.is_some_and(|f| f.nodes.iter().any(|node| is_attention(node, module)))
+}
+
+/// For each value, whether it is a result of attention, or of several calls of it side by side.
+fn attended(function: &Function, module: &Module) -> Vec<bool> {
+    let mut attended = vec![false; function.values.len()];
+    for node in &function.nodes {
+        let is_join = matches!(node.op, Op::Concat { .. });
+        let joins = is_join && node.operands.iter().all(|operand| attended[operand.index()]);
+        if joins || is_attention(node, module) {
+            node.results.iter().for_each(|result| attended[result.index()] = true);
+        }
+    }
+    attended
 }
 
 /// Whether a node is a call of attention.

@@ -520,7 +520,7 @@ impl Store {
     pub(crate) fn into_program(
         mut self,
         name: &str,
-        [stage, tensor]: [usize; 2],
+        [stage, context, tensor]: [usize; 3],
         [steps, evaluate]: [Vec<Step>; 2],
         entries: Vec<Entry>,
     ) -> Program {
@@ -548,6 +548,7 @@ impl Store {
         Program {
             name: name.to_owned(),
             stage,
+            context,
             tensor,
             weights: weights.collect(),
             buffers: self.buffers,

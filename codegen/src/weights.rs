@@ -141,10 +141,11 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
     readers
 }
 
-/// The pieces into which the optimizer's part of weights is split, each on its own rank along `dp`.
+/// The pieces into which the optimizer's part of weights is split, each on its own of the ranks
+/// that hold the same weights.
 pub(crate) fn shards(plan: &Plan) -> usize {
     let splits = plan.optimizer != Optimizer::None;
-    if splits { plan.zero.ranks(plan.mesh.dp) } else { 1 }
+    if splits { plan.zero.ranks(plan.mesh.data_ranks()) } else { 1 }
 }
 
 /// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
@@ -216,24 +217,28 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
     let name = &function.value(ValueId(param as u32)).name;
     let of = |value: &str| {
         let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
-        sharding.map_or([Layout::Replicated; 2], layouts)
+        sharding.map_or([Layout::Replicated; 3], layouts)
     };
     let gradient = match module.function(&gradient_name(&call.function)) {
         Some(gradient) if function.is_differentiable(ValueId(param as u32)) => {
             let grad = gradient_of(gradient, function, param)
                 .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
-            let [on_dp, on_tp] = of(&gradient.value(grad).name);
-            // All gradients are summed over data-parallel ranks: a whole one would count again.
-            let is_sum = matches!(on_dp, Layout::Partial(Combiner::Sum));
-            if plan.mesh.dp > 1 && !is_sum && !zeros(gradient)[grad.index()] {
-                let function = &call.function;
-                return Err(format!("the gradient `@{function}.%d.{name}` is no sum over dp"));
+            let [on_dp, on_cp, on_tp] = of(&gradient.value(grad).name);
+            // All gradients are summed over the ranks that hold the same weights: a whole one would
+            // count again.
+            for (axis, layout) in [(Axis::Dp, on_dp), (Axis::Cp, on_cp)] {
+                let is_sum = matches!(layout, Layout::Partial(Combiner::Sum));
+                if plan.mesh.size(axis) > 1 && !is_sum && !zeros(gradient)[grad.index()] {
+                    let function = &call.function;
+                    let what = format!("the gradient `@{function}.%d.{name}`");
+                    return Err(format!("{what} is no sum over {axis}"));
+                }
             }
             on_tp
         }
         Some(_) | None => Layout::Replicated,
     };
-    Ok((of(name)[1], gradient))
+    Ok((of(name)[2], gradient))
 }
 
 /// The gradient of a layer's parameter, which may be a value with the name of another's, where both

@@ -529,14 +529,17 @@ fn call_types(
 fn collective_type(kind: &Collective, x: &TensorType) -> Inferred {
     match kind {
         Collective::AllReduce(_) => Ok(x.clone()),
-        Collective::AllGather { dim, counts } => {
+        Collective::AllGather { dim, counts, order } => {
             has_dim("all_gather", 1, *dim, x)?;
+            require("all_gather", 2, order.allows(counts), || {
+                format!("pieces of {counts:?} in {} order", order.name())
+            })?;
             Ok(with_dim(x, *dim, Dim::from(counts.iter().sum::<usize>())))
         }
-        Collective::ReduceScatter { dim, counts, own } => {
+        Collective::ReduceScatter { dim, counts, order, own } => {
             has_dim("reduce_scatter", 1, *dim, x)?;
             let whole = Dim::from(counts.iter().sum::<usize>());
-            let fits = x.dims[*dim] == whole && *own < counts.len();
+            let fits = x.dims[*dim] == whole && *own < counts.len() && order.allows(counts);
             require("reduce_scatter", 2, fits, || format!("piece {own} of {counts:?} of {x}"))?;
             Ok(with_dim(x, *dim, Dim::from(counts[*own])))
         }

@@ -70,6 +70,7 @@ pub mod file;
 pub mod import;
 pub mod infer;
 pub mod library;
+mod pieces;
 pub mod sharding;
 pub mod factors;
 pub mod precision;

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pieces::PieceOrder;
 use crate::random::DrawBits;
 use crate::{DType, dim::Dim};
 
@@ -312,6 +313,8 @@ pub enum Collective {
         dim: usize,
         /// The pieces' sizes.
         counts: Vec<usize>,
+        /// Where they lie.
+        order: PieceOrder,
     },
     /// Every member gets its own piece, along `dim`, of the sum of all members' values.
     ReduceScatter {
@@ -319,6 +322,8 @@ pub enum Collective {
         dim: usize,
         /// The pieces' sizes.
         counts: Vec<usize>,
+        /// Where they lie.
+        order: PieceOrder,
         /// Which piece is this member's own.
         own: usize,
     },

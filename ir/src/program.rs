@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DType;
 use crate::op::Combiner;
+use crate::pieces::PieceOrder;
 use crate::sharding::Axis;
 
 /// The alignment of every buffer, in bytes: a cache line, and the widest vector.
@@ -253,6 +254,9 @@ pub enum Exchange {
         inner: usize,
         /// The members' pieces.
         counts: Vec<usize>,
+        /// Where they lie.
+        #[serde(default)]
+        order: PieceOrder,
     },
     /// Every member gets its piece of the sum.
     ReduceScatter {
@@ -262,7 +266,22 @@ pub enum Exchange {
         inner: usize,
         /// The members' pieces.
         counts: Vec<usize>,
+        /// Where they lie.
+        #[serde(default)]
+        order: PieceOrder,
     },
+}
+
+impl Exchange {
+    /// A gather of a flat vector, of whose pieces members have one each.
+    pub fn gather_of(counts: Vec<usize>) -> Exchange {
+        Exchange::AllGather { outer: 1, inner: 1, counts, order: PieceOrder::Ascending }
+    }
+
+    /// A sum of flat vectors, of which members get a piece each.
+    pub fn scatter_of(counts: Vec<usize>) -> Exchange {
+        Exchange::ReduceScatter { outer: 1, inner: 1, counts, order: PieceOrder::Ascending }
+    }
 }
 
 /// The ranks that take part in a collective.
@@ -270,9 +289,13 @@ pub enum Exchange {
 pub enum Group {
     /// The ranks along an axis.
     Axis(Axis),
-    /// A shard group: this many neighbours along `dp`, over which ZeRO shards one copy.
+    /// The ranks that hold the same weights: those along `dp` and `cp`, of which `cp` is counted
+    /// first.
+    Data,
+    /// A shard group: this many neighbours of [`Group::Data`], over which ZeRO shards one copy.
     Shards(usize),
-    /// A replica group: the ranks along `dp` with the same shard, of shard groups of this size.
+    /// A replica group: the ranks of [`Group::Data`] with the same shard, of shard groups of this
+    /// size.
     Copies(usize),
     /// The ranks of these stages with the same place on the other axes.
     Stages(Vec<usize>),
@@ -397,6 +420,9 @@ pub struct Program {
     pub name: String,
     /// The stage of the class.
     pub stage: usize,
+    /// The place of the class on the context-parallel axis.
+    #[serde(default)]
+    pub context: usize,
     /// The place of the class on the tensor-parallel axis.
     pub tensor: usize,
     /// The weights that it holds.
@@ -421,6 +447,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// The place of the class on the pipeline, context-parallel and tensor-parallel axes.
+    pub fn place(&self) -> [usize; 3] {
+        [self.stage, self.context, self.tensor]
+    }
+
     /// The weights in a bucket, which its view names.
     pub fn members(&self, bucket: BufferId) -> Vec<Member> {
         let Some(whole) = self.buffers.get(bucket.0 as usize) else { return Vec::new() };

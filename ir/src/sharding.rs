@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::op::Combiner;
 
+pub use crate::pieces::{Piece, PieceOrder, largest_piece, pieces};
+
 /// An axis of the mesh, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -35,6 +37,14 @@ impl Axis {
             Axis::Cp => "cp",
             Axis::Tp => "tp",
             Axis::Ep => "ep",
+        }
+    }
+
+    /// Where the pieces lie of a dim that is cut over it.
+    pub fn piece_order(self) -> PieceOrder {
+        match self {
+            Axis::Cp => PieceOrder::Zigzag,
+            Axis::Pp | Axis::Dp | Axis::Tp | Axis::Ep => PieceOrder::Ascending,
         }
     }
 
@@ -161,63 +171,9 @@ impl Sharding {
     }
 }
 
-/// A contiguous range of one dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// The first element.
-    pub start: usize,
-    /// The number of elements.
-    pub size: usize,
-}
-
-/// The pieces of a dim of `size` elements over `ranks`, in whole units; the first `units mod ranks`
-/// ranks hold one unit more. None when a piece would be empty or a unit cut.
-pub fn pieces(size: usize, unit: usize, ranks: usize) -> Option<Vec<Piece>> {
-    let (quotient, remainder) = units_per_rank(size, unit, ranks)?;
-    let mut start = 0;
-    let piece = |rank: usize| {
-        let size = (quotient + usize::from(rank < remainder)) * unit;
-        start += size;
-        Piece { start: start - size, size }
-    };
-    Some((0..ranks).map(piece).collect())
-}
-
-/// The elements of the largest of these pieces.
-pub fn largest_piece(size: usize, unit: usize, ranks: usize) -> Option<usize> {
-    let (quotient, remainder) = units_per_rank(size, unit, ranks)?;
-    Some((quotient + usize::from(remainder > 0)) * unit)
-}
-
-/// The units that every rank holds, and how many are left.
-fn units_per_rank(size: usize, unit: usize, ranks: usize) -> Option<(usize, usize)> {
-    if unit == 0 || ranks == 0 || !size.is_multiple_of(unit) || size / unit < ranks {
-        return None;
-    }
-    Some((size / unit / ranks, size / unit % ranks))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pieces_cover_in_whole_units() {
-        let starts = |size, unit, ranks| {
-            pieces(size, unit, ranks)
-                .map(|p| p.iter().map(|p| (p.start, p.size)).collect::<Vec<_>>())
-        };
-        assert_eq!(starts(9, 1, 4), Some(vec![(0, 3), (3, 2), (5, 2), (7, 2)]));
-        assert_eq!(starts(9, 3, 2), Some(vec![(0, 6), (6, 3)]));
-        assert_eq!(starts(9, 3, 4), None);
-        assert_eq!(starts(3, 1, 4), None);
-        for size in 0..40 {
-            for (unit, ranks) in [(0, 1), (1, 0), (1, 1), (1, 4), (2, 3), (3, 4), (5, 2)] {
-                let sizes = pieces(size, unit, ranks).map(|p| p.iter().map(|p| p.size).max());
-                assert_eq!(largest_piece(size, unit, ranks), sizes.flatten(), "{size} by {unit}");
-            }
-        }
-    }
 
     #[test]
     fn text_reads_back() {

@@ -64,11 +64,10 @@ impl Findings {
 pub fn verify_programs(programs: &[Program], kernels: &[Kernel], mesh: Mesh) -> Vec<Diagnostic> {
     let mut findings = Findings::default();
     if !is_grid(programs, mesh) {
+        let Mesh { pp, cp, tp, .. } = mesh;
         let headline = format!(
-            "{} programs are not one for each of {} stages and {} tensor-parallel places",
+            "{} programs are not one for each of pp={pp} stages, and of cp={cp} and tp={tp} places",
             programs.len(),
-            mesh.pp,
-            mesh.tp
         );
         findings.add("E2101", "programs", headline);
         return findings.found;
@@ -106,19 +105,22 @@ pub fn verify_programs(programs: &[Program], kernels: &[Kernel], mesh: Mesh) -> 
 
 /// The class of a program, for people.
 pub fn class_name(program: &Program) -> String {
-    format!("program {} stage {} tensor {}", program.name, program.stage, program.tensor)
+    let Program { name, stage, context, tensor, .. } = program;
+    let context = if *context > 0 { format!(" context {context}") } else { String::new() };
+    format!("program {name} stage {stage}{context} tensor {tensor}")
 }
 
 fn is_grid(programs: &[Program], mesh: Mesh) -> bool {
-    let sizes = [mesh.pp, mesh.dp, mesh.tp];
-    let ranks = sizes.into_iter().try_fold(1_usize, |n, size| n.checked_mul(size));
-    let mut places: Vec<(usize, usize)> = programs.iter().map(|p| (p.stage, p.tensor)).collect();
+    let ranks = mesh.checked_ranks();
+    let mut places: Vec<[usize; 3]> = programs.iter().map(Program::place).collect();
     places.sort_unstable();
     places.dedup();
     ranks.is_some_and(|n| (1..=RANKS_MAX).contains(&n))
-        && programs.len() == mesh.pp * mesh.tp
+        && programs.len() == mesh.classes()
         && places.len() == programs.len()
-        && places.iter().all(|(stage, tensor)| *stage < mesh.pp && *tensor < mesh.tp)
+        && places.iter().all(|[stage, context, tensor]| {
+            *stage < mesh.pp && *context < mesh.cp && *tensor < mesh.tp
+        })
 }
 
 /// One program under check.
@@ -220,15 +222,15 @@ impl ProgramCheck<'_> {
         }
     }
 
-    /// Neighbours along `dp` hold the pieces of one copy of a bucket.
+    /// Neighbours among the ranks with the same weights hold the pieces of one copy of a bucket.
     fn piece(&self, bucket: BufferId, role: ShardRole, sizes: &[usize]) -> Result<(), String> {
         let whole = self.buffer_at(bucket).filter(|b| b.contents == Contents::View);
         let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
         let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
         let piece = sizes.iter().product::<usize>().saturating_mul(per);
-        let ranks = elements.checked_div(piece).unwrap_or(self.mesh.dp);
+        let ranks = elements.checked_div(piece).unwrap_or(self.mesh.data_ranks());
         let is_whole = ranks.checked_mul(piece) == Some(elements);
-        let is_share = ranks > 0 && self.mesh.dp.is_multiple_of(ranks);
+        let is_share = self.mesh.has_shards_of(ranks);
         let fits = whole.is_some() && is_whole && is_share;
         if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
     }

@@ -198,16 +198,19 @@ impl<'a> Prices<'a> {
 
     /// The links of a group of ranks, and how many members it has.
     pub fn group(&self, group: &Group) -> (Link, usize) {
-        let Mesh { pp, dp, tp, .. } = self.mesh;
+        let Mesh { pp, dp, cp, tp, .. } = self.mesh;
+        let (stage, ranks) = (dp * cp * tp, pp * dp * cp * tp);
         let (span, members) = match group {
             Group::Axis(Axis::Tp) => (tp, tp),
-            Group::Axis(Axis::Dp) => (dp * tp, dp),
+            Group::Axis(Axis::Cp) => (cp * tp, cp),
+            Group::Axis(Axis::Dp) => (stage, dp),
+            Group::Data => (stage, dp * cp),
             Group::Shards(count) => (count * tp, *count),
-            Group::Copies(count) => (dp * tp, dp / count),
-            Group::Axis(Axis::Pp) => (pp * dp * tp, pp),
-            Group::Axis(Axis::Cp | Axis::Ep) => (1, 1),
-            Group::Stages(stages) => (pp * dp * tp, stages.len()),
-            Group::World => (pp * dp * tp, pp * dp * tp),
+            Group::Copies(count) => (stage, dp * cp / count),
+            Group::Axis(Axis::Pp) => (ranks, pp),
+            Group::Axis(Axis::Ep) => (1, 1),
+            Group::Stages(stages) => (ranks, stages.len()),
+            Group::World => (ranks, ranks),
         };
         (self.cluster.link(span), members)
     }
@@ -229,10 +232,10 @@ impl<'a> Prices<'a> {
             Exchange::AllReduce(_) => {
                 link.all_reduce(elements as f64 * dtype.size() as f64, members).0
             }
-            Exchange::AllGather { outer, inner, counts } => {
+            Exchange::AllGather { outer, inner, counts, .. } => {
                 link.all_gather(padded(*outer, *inner, counts), members).0
             }
-            Exchange::ReduceScatter { outer, inner, counts } => {
+            Exchange::ReduceScatter { outer, inner, counts, .. } => {
                 link.reduce_scatter(padded(*outer, *inner, counts), members).0
             }
         }
@@ -243,7 +246,10 @@ impl<'a> Prices<'a> {
         let measured = self.cluster.calibration.as_ref().and_then(|c| c.send);
         let link = match (self.cluster.device.kind, measured) {
             (Kind::Cpu, Some(send)) => send,
-            (Kind::Cpu | Kind::Gpu, _) => self.cluster.link(2 * self.mesh.dp * self.mesh.tp),
+            (Kind::Cpu | Kind::Gpu, _) => {
+                let Mesh { dp, cp, tp, .. } = self.mesh;
+                self.cluster.link(2 * dp * cp * tp)
+            }
         };
         link.send(bytes as f64).0
     }

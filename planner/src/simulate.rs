@@ -225,16 +225,29 @@ impl<'a> Simulation<'a> {
 
     /// The classes whose ranks are in a group of a class.
     fn members(&self, class: usize, group: &Group) -> Vec<usize> {
-        let Mesh { pp, tp, .. } = self.mesh;
-        let (stage, tensor) = (class / tp, class % tp);
+        let Mesh { pp, cp, tp, .. } = self.mesh;
+        let [stage, context, tensor] = self.mesh.class_coordinates(class);
+        let at = |stage: usize, context: usize, tensor: usize| (stage * cp + context) * tp + tensor;
         match group {
-            Group::Axis(Axis::Tp) => (stage * tp..(stage + 1) * tp).collect(),
-            Group::Axis(Axis::Pp) => (0..pp).map(|s| s * tp + tensor).collect(),
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep) | Group::Shards(_) | Group::Copies(_) => {
-                vec![class]
+            Group::Axis(Axis::Tp) => (0..tp).map(|other| at(stage, context, other)).collect(),
+            Group::Axis(Axis::Pp) => (0..pp).map(|other| at(other, context, tensor)).collect(),
+            Group::Axis(Axis::Dp | Axis::Ep) => vec![class],
+            Group::Axis(Axis::Cp) | Group::Data => {
+                (0..cp).map(|other| at(stage, other, tensor)).collect()
             }
-            Group::Stages(stages) => stages.iter().map(|s| s * tp + tensor).collect(),
-            Group::World => (0..pp * tp).collect(),
+            // Ranks along `dp` come at once, so that of their groups it matters which classes wait.
+            Group::Shards(count) => {
+                let first = context / count * count;
+                (first..cp.min(first + count)).map(|other| at(stage, other, tensor)).collect()
+            }
+            Group::Copies(count) => {
+                let own = (context % count..cp).step_by(*count);
+                own.map(|other| at(stage, other, tensor)).collect()
+            }
+            Group::Stages(stages) => {
+                stages.iter().map(|other| at(*other, context, tensor)).collect()
+            }
+            Group::World => (0..pp * cp * tp).collect(),
         }
     }
 

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use ir::DType;
+use ir::sharding::PieceOrder;
 use thiserror::Error;
 
 /// The ranks that take part in a collective, in the order in which pieces are laid out and summed.
@@ -56,7 +57,8 @@ impl Group {
 
 /// How a collective's tensor is cut: the middle dim of a row-major `[outer, Σ counts, inner]`.
 ///
-/// Member `i` owns the piece `[outer, counts[i], inner]`. Cutting dim `d` of a tensor is
+/// Member `i` owns the piece `[outer, counts[i], inner]`, which in zigzag order are two ranges of
+/// the dim, one after the other. Cutting dim `d` of a tensor is
 /// `outer = Π dims[..d]`, `inner = Π dims[d + 1..]`, so no dim needs a transpose first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
@@ -66,12 +68,14 @@ pub struct Blocks {
     pub inner: usize,
     /// Elements of the cut dim owned by each member, in member order; they may differ.
     pub counts: Vec<usize>,
+    /// Where they lie in it.
+    pub order: PieceOrder,
 }
 
 impl Blocks {
     /// A flat vector cut into pieces.
     pub fn flat(counts: Vec<usize>) -> Blocks {
-        Blocks { outer: 1, inner: 1, counts }
+        Blocks { outer: 1, inner: 1, counts, order: PieceOrder::Ascending }
     }
 
     /// Elements of the piece of one member.

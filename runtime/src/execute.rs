@@ -54,7 +54,7 @@ pub use shards::{Part, Shard, Values};
 /// The programs of all classes of ranks.
 #[derive(Clone, Debug)]
 pub struct Classes {
-    /// One for each stage and each place on the tensor-parallel axis.
+    /// One for each stage and each place on the context-parallel and tensor-parallel axes.
     pub programs: Vec<Program>,
     /// What their launches refer to.
     pub kernels: Vec<Kernel>,
@@ -67,10 +67,9 @@ pub struct Classes {
 impl Classes {
     /// The index of the program of a rank.
     pub fn class_of(&self, rank: usize) -> usize {
-        let stage = self.mesh.coordinate(rank, Axis::Pp);
-        let tensor = self.mesh.coordinate(rank, Axis::Tp);
-        let class = self.programs.iter().position(|p| p.stage == stage && p.tensor == tensor);
-        class.expect("every stage and tensor coordinate has a program")
+        let place = [Axis::Pp, Axis::Cp, Axis::Tp].map(|axis| self.mesh.coordinate(rank, axis));
+        let class = self.programs.iter().position(|program| program.place() == place);
+        class.expect("every place has a program")
     }
 
     /// The program of a rank.
@@ -97,10 +96,10 @@ impl Classes {
             else {
                 continue;
             };
-            let [size, seq] = buffer_of(program, *buffer).sizes[..] else {
+            let [size, part] = buffer_of(program, *buffer).sizes[..] else {
                 panic!("tokens, labels and documents have two dims");
             };
-            let (dp, count) = (self.mesh.dp, microbatch + 1);
+            let (dp, count, seq) = (self.mesh.dp, microbatch + 1, part * self.mesh.cp);
             let known = samples.get_or_insert(Samples { size, dp, count, seq });
             assert!(known.size == size && known.seq == seq, "all micro-batches have one size");
             known.count = known.count.max(count);

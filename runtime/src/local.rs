@@ -152,18 +152,20 @@ impl Communicator for Local {
         );
         let base = receive.as_mut_ptr();
         self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            let mut offset = 0;
-            for (member, &count) in blocks.counts.iter().enumerate() {
-                let run = count * blocks.inner * size;
+            let size = blocks.inner * size;
+            for (member, ranges) in blocks.order.placed(&blocks.counts).iter().enumerate() {
                 let source = meeting.buffer(member);
+                let mut from = 0;
                 for o in 0..blocks.outer {
-                    let at = (o * total + offset) * blocks.inner * size;
-                    // SAFETY: equal signatures mean equal blocks, so the member's `send` holds
-                    // `outer` runs of this length; it is only read until all have finished, and
-                    // `receive` is written by its owner alone.
-                    unsafe { ptr::copy_nonoverlapping(source.add(o * run), base.add(at), run) };
+                    for range in ranges {
+                        let (at, run) = ((o * total + range.start) * size, range.size * size);
+                        // SAFETY: equal signatures mean equal blocks, so the member's `send` holds
+                        // `outer` times these ranges, one after the other; it is only read until
+                        // all have finished, and `receive` is written by its owner alone.
+                        unsafe { ptr::copy_nonoverlapping(source.add(from), base.add(at), run) };
+                        from += run;
+                    }
                 }
-                offset += count;
             }
         })?;
         let others = group.size() as u64 - 1;
@@ -193,17 +195,21 @@ impl Communicator for Local {
         let base = receive.as_mut_ptr();
         self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
             let me = meeting.position();
-            let offset: usize = blocks.counts[..me].iter().sum();
-            let run = blocks.counts[me] * blocks.inner;
+            let ranges = blocks.order.placed(&blocks.counts).swap_remove(me);
+            let mut to = 0;
             for o in 0..blocks.outer {
-                let at = (o * total + offset) * blocks.inner * size;
-                // SAFETY: equal signatures mean that every member's `send` holds the whole
-                // tensor; it is only read until all have finished, and `receive` is written by
-                // its owner alone.
-                unsafe {
-                    let source = |member| meeting.buffer(member).add(at);
-                    let target = base.add(o * run * size);
-                    reduce::combine(dtype.into(), combiner, group.size(), &source, target, run);
+                for range in &ranges {
+                    let at = (o * total + range.start) * blocks.inner * size;
+                    let run = range.size * blocks.inner;
+                    // SAFETY: equal signatures mean that every member's `send` holds the whole
+                    // tensor; it is only read until all have finished, and `receive` is written by
+                    // its owner alone, from one end to the other.
+                    unsafe {
+                        let source = |member| meeting.buffer(member).add(at);
+                        let target = base.add(to * size);
+                        reduce::combine(dtype.into(), combiner, group.size(), &source, target, run);
+                    }
+                    to += run;
                 }
             }
         })?;

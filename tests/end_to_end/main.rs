@@ -32,6 +32,7 @@ mod check;
 mod chunks;
 mod cli;
 mod composites;
+mod context;
 mod copies;
 mod cuda;
 mod documents;

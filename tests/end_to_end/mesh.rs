@@ -11,6 +11,8 @@ use runtime::execute::{Batch, Scalars};
 
 use crate::model::{Wanted, load, plan, prepared, session};
 
+const SEQ: usize = 33;
+
 pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
 
 pub(crate) fn gpt2() -> Description {
@@ -113,26 +115,26 @@ fn check(
         of_samples.entry(samples.expect("the last one is")).or_default().push(*mesh);
     }
     for (samples, meshes) in of_samples {
-        let case = Case { description, dropout, samples, keep, dtype, bound };
+        let case = Case { description, dropout, samples, keep, dtype, bound, seq: SEQ };
         check_batch(case, &meshes, &|_| {});
     }
 }
 
 /// What is compared, and how closely.
 #[derive(Clone, Copy)]
-struct Case<'a> {
-    description: &'a Description,
-    dropout: f64,
-    samples: usize,
-    keep: Keep,
-    dtype: DType,
-    bound: f64,
+pub(crate) struct Case<'a> {
+    pub(crate) description: &'a Description,
+    pub(crate) dropout: f64,
+    pub(crate) seq: usize,
+    pub(crate) samples: usize,
+    pub(crate) keep: Keep,
+    pub(crate) dtype: DType,
+    pub(crate) bound: f64,
 }
 
 /// The same, for meshes that all split one batch, with a change of each plan.
-fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut Plan)) {
-    let Case { description, dropout, samples, keep, dtype, bound } = case;
-    let seq = 33;
+pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut Plan)) {
+    let Case { description, dropout, seq, samples, keep, dtype, bound } = case;
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
     let (tokens, labels) = batch(3, samples, seq, 259);
@@ -229,7 +231,8 @@ fn schedules_keeps_and_orders_agree() {
     let meshes = [mesh(1, 1, 1), mesh(3, 1, 2), mesh(4, 2, 1), turned];
     for (description, dropout) in [(&gpt2, 0.1), (&llama, 0.0)] {
         let keep = Keep::AllButAttention;
-        let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
+        let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
+        let case = Case { description, dropout, seq, samples, keep, dtype, bound };
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::ZeroBubbleH1);
         check_batch(case, &meshes[1..3], &|plan| {
@@ -292,7 +295,8 @@ fn interleaved_stages_agree() {
     for seed in 0..3 {
         let (description, dropout) = if seed == 0 { (&gpt2, 0.1) } else { (&llama, 0.0) };
         let keep = [Keep::Full, Keep::None, Keep::AllButAttention][seed as usize];
-        let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
+        let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
+        let case = Case { description, dropout, seq, samples, keep, dtype, bound };
         check_batch(case, &[mesh(2, 1, 1), mesh(2, 2, 2)], &|plan| {
             interleave(plan, 2 + mix(seed) as usize % 4, 100 * seed);
         });

@@ -79,7 +79,7 @@ pub(crate) fn plan_over(
         entry: "loss",
         dp: wanted.mesh.dp,
         tp: wanted.mesh.tp,
-        cp: 1,
+        cp: wanted.mesh.cp,
         ep: 1,
         microbatch_size: wanted.microbatch_size,
         sequence: wanted.sequence,

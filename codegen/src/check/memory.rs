@@ -21,14 +21,15 @@ pub(super) enum Owner {
 pub(super) struct Summed(u8);
 
 impl Summed {
-    /// Along `dp`: over the ranks of one copy of what is split, and over the copies.
+    /// Over all that hold the same weights: the ranks of one copy of what is split, and the copies.
     pub(super) const DP: Summed = Summed(17);
     pub(super) const SHARDS: Summed = Summed(1);
     pub(super) const COPIES: Summed = Summed(16);
     pub(super) const TP: Summed = Summed(2);
     pub(super) const STAGES: Summed = Summed(4);
     pub(super) const WORLD: Summed = Summed(8);
-    pub(super) const ALL: Summed = Summed(31);
+    pub(super) const CP: Summed = Summed(32);
+    pub(super) const ALL: Summed = Summed(63);
 
     pub(super) fn with(self, other: Summed) -> Summed {
         Summed(self.0 | other.0)
@@ -46,7 +47,7 @@ impl Summed {
     /// The axes, for people.
     pub(super) fn names(self) -> String {
         let axes = [(Summed::DP, "dp"), (Summed::TP, "tp"), (Summed::STAGES, "stages")];
-        let axes = axes.into_iter().chain([(Summed::WORLD, "all ranks")]);
+        let axes = axes.into_iter().chain([(Summed::WORLD, "all ranks"), (Summed::CP, "cp")]);
         let shards = (Summed::SHARDS, "the ranks of a copy");
         let shards = (!self.has(Summed::DP)).then_some(shards);
         axes.chain(shards)

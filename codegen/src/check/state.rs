@@ -42,7 +42,7 @@ impl<'a> Rank<'a> {
                         let end = buffer.offset + buffer.bytes;
                         self.normed[*weight] += range.end.min(end).saturating_sub(range.start);
                     }
-                    // The pieces of all ranks along `dp` are the whole bucket.
+                    // The pieces of all ranks with the same weights are the whole bucket.
                     Some((Contents::Shard { role: ShardRole::Grad, bucket }, buffer))
                         if *range == (buffer.offset..buffer.offset + buffer.bytes) =>
                     {
@@ -241,7 +241,8 @@ impl<'a> Rank<'a> {
         let mesh = setup.plan.mesh;
         let buffer = &self.program.buffers[buffer as usize];
         let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
-        let has_copies = shards(setup.plan) < mesh.dp;
+        let ranks = mesh.data_ranks();
+        let has_copies = shards(setup.plan) < ranks;
         let of_shards = if has_copies { Summed::SHARDS } else { Summed::DP };
         if byte >= buffer.offset + buffer.bytes {
             // Between one buffer and the next are zeros.
@@ -250,14 +251,15 @@ impl<'a> Rank<'a> {
         match buffer.contents {
             Contents::Grad(weight) => {
                 let is_shared = self.places.holders[weight].len() > 1;
-                sums(mesh.dp > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+                sums(ranks > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
             }
-            // Loss sum and count, then the squared norm, in which ranks along `dp` agree.
+            // Loss sum and count, then the squared norm, in which ranks with the same weights
+            // agree.
             Contents::Stats if byte < buffer.offset + 2 * buffer.dtype.size() => {
                 sums(mesh.ranks() > 1, Summed::WORLD)
             }
             Contents::Stats => {
-                let is_split = mesh.dp > 1 && is_split(self.program);
+                let is_split = ranks > 1 && is_split(self.program);
                 let over_data = sums(is_split, of_shards);
                 over_data
                     .with(sums(mesh.tp > 1, Summed::TP))
@@ -272,9 +274,9 @@ impl<'a> Rank<'a> {
                         .members(bucket)
                         .iter()
                         .any(|member| self.places.holders[member.weight].len() > 1);
-                sums(mesh.dp > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+                sums(ranks > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
             }
-            Contents::Shard { role: ShardRole::Term, .. } => sums(mesh.dp > 1, of_shards),
+            Contents::Shard { role: ShardRole::Term, .. } => sums(ranks > 1, of_shards),
             Contents::Gathered { .. }
             | Contents::Term { .. }
             | Contents::Shard { .. }

@@ -80,8 +80,8 @@ pub(super) fn replay<'p>(setup: &Setup<'p>, findings: &mut Findings) {
 }
 
 impl<'p> World<'_, 'p> {
-    fn class_at(&self, stage: usize, tensor: usize) -> usize {
-        let found = self.setup.programs.iter().position(|p| p.stage == stage && p.tensor == tensor);
+    fn class_at(&self, place: [usize; 3]) -> usize {
+        let found = self.setup.programs.iter().position(|p| p.place() == place);
         found.expect("bounds: every stage and place has a program")
     }
 
@@ -89,8 +89,9 @@ impl<'p> World<'_, 'p> {
     pub(super) fn size_of(&self, group: &Group) -> usize {
         match group {
             Group::Axis(axis) => self.setup.plan.mesh.size(*axis),
+            Group::Data => self.setup.plan.mesh.data_ranks(),
             Group::Shards(count) => *count,
-            Group::Copies(count) => self.setup.plan.mesh.dp / count,
+            Group::Copies(count) => self.setup.plan.mesh.data_ranks() / count,
             Group::Stages(stages) => stages.len(),
             Group::World => self.setup.plan.mesh.ranks(),
         }
@@ -98,31 +99,49 @@ impl<'p> World<'_, 'p> {
 
     /// The members of the group that a class is in.
     fn members(&self, class: usize, group: &Group) -> Members {
-        let program = &self.setup.programs[class];
+        let [stage, context, tensor] = self.setup.programs[class].place();
         let mesh = self.setup.plan.mesh;
         let of_stages = |stages: &mut dyn Iterator<Item = usize>| -> Vec<usize> {
-            stages.map(|stage| self.class_at(stage, program.tensor)).collect()
+            stages.map(|stage| self.class_at([stage, context, tensor])).collect()
+        };
+        let of_contexts = |contexts: &mut dyn Iterator<Item = usize>| -> Vec<usize> {
+            contexts.map(|context| self.class_at([stage, context, tensor])).collect()
         };
         match group {
             Group::Axis(Axis::Dp) => (vec![class], mesh.dp > 1),
-            Group::Shards(_) | Group::Copies(_) => (vec![class], self.size_of(group) > 1),
-            Group::Axis(Axis::Cp | Axis::Ep) => (vec![class], false),
+            Group::Axis(Axis::Ep) => (vec![class], false),
+            Group::Axis(Axis::Cp) => (of_contexts(&mut (0..mesh.cp)), false),
+            Group::Data => (of_contexts(&mut (0..mesh.cp)), mesh.dp > 1),
+            // Neighbours are whole samples of some ranks along `dp`, or shares of one sample.
+            Group::Shards(count) if count.is_multiple_of(mesh.cp) => {
+                (of_contexts(&mut (0..mesh.cp)), count / mesh.cp > 1)
+            }
+            Group::Shards(count) => {
+                let first = context / count * count;
+                (of_contexts(&mut (first..first + count)), false)
+            }
+            Group::Copies(count) if count.is_multiple_of(mesh.cp) => {
+                (vec![class], self.size_of(group) > 1)
+            }
+            Group::Copies(count) => {
+                let own = (context % count..mesh.cp).step_by(*count);
+                (of_contexts(&mut { own }), mesh.dp > 1)
+            }
             Group::Axis(Axis::Pp) => (of_stages(&mut (0..mesh.pp)), false),
             Group::Axis(Axis::Tp) => {
                 let places = 0..mesh.tp;
-                (places.map(|t| self.class_at(program.stage, t)).collect(), false)
+                (places.map(|t| self.class_at([stage, context, t])).collect(), false)
             }
             Group::Stages(stages) => (of_stages(&mut stages.iter().copied()), false),
             Group::World => {
-                let stages = 0..mesh.pp;
-                let all = stages.flat_map(|s| (0..mesh.tp).map(move |t| (s, t)));
-                (all.map(|(s, t)| self.class_at(s, t)).collect(), mesh.dp > 1)
+                let all = (0..mesh.classes()).map(|class| mesh.class_coordinates(class));
+                (all.map(|place| self.class_at(place)).collect(), mesh.dp > 1)
             }
         }
     }
 
     pub(super) fn send(&mut self, from: &Rank<'p>, stage: usize, message: Message) {
-        let to = self.class_at(stage, from.program.tensor);
+        let to = self.class_at([stage, from.program.context, from.program.tensor]);
         self.mail.entry((from.class, to)).or_default().push_back(message);
     }
 
@@ -134,7 +153,7 @@ impl<'p> World<'_, 'p> {
         length: u64,
         dtype: DType,
     ) -> Option<Label> {
-        let from = self.class_at(stage, to.program.tensor);
+        let from = self.class_at([stage, to.program.context, to.program.tensor]);
         let message = self.mail.get_mut(&(from, to.class))?.pop_front()?;
         if message.length != length || message.dtype != dtype {
             let Message { length: sent, dtype: other, name, .. } = &message;

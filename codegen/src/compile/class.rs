@@ -20,7 +20,7 @@ use crate::crossing::{Sums, gradient_adds, must_clear, relayed, rounded_gradient
 use crate::evaluation::{Evaluation, Maker};
 use crate::executable::executed_target;
 use crate::lower::KernelTable;
-use crate::partition::{Place, layouts};
+use crate::partition::Place;
 use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
@@ -65,6 +65,7 @@ pub(crate) struct Class<'a> {
     pub(crate) calls: &'a Calls,
     pub(crate) plan: &'a Plan,
     pub(crate) stage: usize,
+    context: usize,
     pub(crate) tensor: usize,
     pub(crate) store: Store,
     pub(crate) table: &'a mut KernelTable,
@@ -85,9 +86,9 @@ impl<'a> Class<'a> {
     pub(super) fn new(
         compiler: &'a mut Compiler<'_>,
         plan: &'a Plan,
-        stage: usize,
-        tensor: usize,
+        at: [usize; 3],
     ) -> Result<Class<'a>, Refusal> {
+        let [stage, context, tensor] = at;
         let Compiler { module, calls, evaluated, layers: shared, .. } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
         if plan.microbatch_count > 1 {
@@ -95,8 +96,8 @@ impl<'a> Class<'a> {
         }
         check_rounds(plan)?;
         let place = Place {
-            sizes: [plan.mesh.dp, plan.mesh.tp],
-            coordinates: [0, tensor],
+            sizes: [plan.mesh.dp, plan.mesh.cp, plan.mesh.tp],
+            coordinates: [0, context, tensor],
             microbatch_size: plan.microbatch_size,
             target: executed_target(plan),
         };
@@ -134,7 +135,7 @@ impl<'a> Class<'a> {
                 chunk.evaluation = Some(Evaluation::new(&mut maker, own, chunk.own)?);
             }
         }
-        let class = Class::with((module, calls), plan, [stage, tensor], store, &mut shared.table)?;
+        let class = Class::with((module, calls), plan, at, store, &mut shared.table)?;
         Ok(Class { chunks, ..class })
     }
 
@@ -142,7 +143,7 @@ impl<'a> Class<'a> {
     pub(super) fn with(
         (module, calls): (&Module, &'a Calls),
         plan: &'a Plan,
-        [stage, tensor]: [usize; 2],
+        [stage, context, tensor]: [usize; 3],
         store: Store,
         table: &'a mut KernelTable,
     ) -> Result<Class<'a>, Refusal> {
@@ -151,6 +152,7 @@ impl<'a> Class<'a> {
             calls,
             plan,
             stage,
+            context,
             tensor,
             store,
             table,
@@ -254,7 +256,7 @@ impl<'a> Class<'a> {
             }
         }
         update::reduce_loss(&mut self, &mut evaluate);
-        let (place, steps) = ([self.stage, self.tensor], [steps, evaluate]);
+        let (place, steps) = ([self.stage, self.context, self.tensor], [steps, evaluate]);
         Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
     }
 
@@ -334,16 +336,21 @@ pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
     Store::for_training(weights, states, precision, shards)
 }
 
-/// The ranks along `dp` over which ZeRO shards one copy.
-pub(super) fn shard_group(plan: &Plan) -> Group {
-    let count = shards(plan);
-    if count == plan.mesh.dp { Group::Axis(Axis::Dp) } else { Group::Shards(count) }
+/// The ranks that hold the same weights.
+pub(super) fn data_group(plan: &Plan) -> Group {
+    if plan.mesh.cp == 1 { Group::Axis(Axis::Dp) } else { Group::Data }
 }
 
-/// The ranks along `dp` that have the same shard; none where there is one copy.
+/// Those of them over which ZeRO shards one copy.
+pub(super) fn shard_group(plan: &Plan) -> Group {
+    let count = shards(plan);
+    if count == plan.mesh.data_ranks() { data_group(plan) } else { Group::Shards(count) }
+}
+
+/// Those of them that have the same shard; none where there is one copy.
 pub(super) fn copies_group(plan: &Plan) -> Option<Group> {
     let count = shards(plan);
-    (count < plan.mesh.dp).then_some(Group::Copies(count))
+    (count < plan.mesh.data_ranks()).then_some(Group::Copies(count))
 }
 
 /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
@@ -354,5 +361,5 @@ pub(super) fn loss_is_partial(module: &Module, calls: &Calls, plan: &Plan) -> bo
         let name = &function.value(function.results[at]).name;
         plan.functions.get(&call.function)?.shardings.get(name)
     });
-    sharding.is_some_and(|s| matches!(layouts(s)[1], Layout::Partial(_)))
+    sharding.is_some_and(|s| matches!(s.on(Axis::Tp), Layout::Partial(_)))
 }

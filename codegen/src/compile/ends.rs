@@ -27,9 +27,10 @@ impl AllEnds {
         module: &Module,
         calls: &Calls,
         plan: &Plan,
-        [stage, tensor]: [usize; 2],
+        place: [usize; 3],
         table: &mut KernelTable,
     ) -> Result<Arc<Ends>, Refusal> {
+        let [stage, _, tensor] = place;
         let weights = weight_places(module, calls, plan, stage, tensor)?;
         let clears = clears(calls, plan, stage)?;
         let has_loss = stage + 1 == plan.mesh.pp;
@@ -45,7 +46,7 @@ impl AllEnds {
             return Ok(Arc::clone(there));
         }
         let store = training_store(weights, plan);
-        let class = Class::with((module, calls), plan, [stage, tensor], store, table)?;
+        let class = Class::with((module, calls), plan, place, store, table)?;
         let made = Arc::new(class.ends()?);
         self.0.insert(key, Arc::clone(&made));
         Ok(made)

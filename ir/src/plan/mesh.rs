@@ -109,6 +109,28 @@ impl Mesh {
         Sharding::new(sharding.layouts().filter(is_of_several))
     }
 
+    /// The ranks that hold the same weights: those along `dp` and `cp`.
+    pub fn data_ranks(self) -> usize {
+        self.dp * self.cp
+    }
+
+    /// The number of a rank among those that hold its weights: `cp` is counted first.
+    pub fn data_index(self, rank: usize) -> usize {
+        self.coordinate(rank, Axis::Dp) * self.cp + self.coordinate(rank, Axis::Cp)
+    }
+
+    /// Of the ranks that hold the weights of `rank`, the one with a number.
+    pub fn along_data(self, rank: usize, index: usize) -> usize {
+        self.along(self.along(rank, Axis::Dp, index / self.cp), Axis::Cp, index % self.cp)
+    }
+
+    /// Whether `count` neighbours among the ranks that hold the same weights can have one copy of
+    /// them: whole samples of some, or whole shares of one.
+    pub fn has_shards_of(self, count: usize) -> bool {
+        let fits = |a: usize, b: usize| a.checked_rem(b) == Some(0);
+        fits(self.data_ranks(), count) && (fits(count, self.cp) || fits(self.cp, count))
+    }
+
     /// The number of classes of ranks: data-parallel ranks run one program.
     pub fn classes(self) -> usize {
         self.pp * self.cp * self.tp
@@ -178,6 +200,11 @@ mod tests {
                 let class = mesh.class_of(rank);
                 assert_eq!(mesh.class_coordinates(class), [at[0], at[2], at[3]], "{mesh}");
                 assert_eq!(mesh.along(rank, Axis::Dp, 0), mesh.first_of_class(class), "{mesh}");
+                let data = mesh.data_index(rank);
+                assert_eq!(mesh.along_data(rank, data), rank, "{mesh}");
+                let other = mesh.along_data(rank, (data + 1) % mesh.data_ranks());
+                assert_eq!(mesh.data_index(other), (data + 1) % mesh.data_ranks(), "{mesh}");
+                assert_eq!(mesh.coordinate(other, Axis::Tp), at[3], "{mesh}");
                 seen[class] += 1;
             }
             assert!(seen.iter().all(|ranks| *ranks == mesh.dp), "{mesh}: {seen:?}");

@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::op::{
     Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Operands, Unary, Windows,
 };
+use crate::pieces::PieceOrder;
 use crate::random::DrawBits;
 use crate::types::TensorType;
 
@@ -122,11 +123,13 @@ pub(super) fn build_op(
         "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,
         "all_gather" => {
             let dim = attrs.dim("dim", first()?)?;
-            collective(attrs, Collective::AllGather { dim, counts: counts(attrs)? })?
+            let (counts, order) = (counts(attrs)?, order(attrs)?);
+            collective(attrs, Collective::AllGather { dim, counts, order })?
         }
         "reduce_scatter" => {
             let (dim, own) = (attrs.dim("dim", first()?)?, attrs.size("own")?);
-            collective(attrs, Collective::ReduceScatter { dim, counts: counts(attrs)?, own })?
+            let (counts, order) = (counts(attrs)?, order(attrs)?);
+            collective(attrs, Collective::ReduceScatter { dim, counts, order, own })?
         }
         _ => return None,
     })
@@ -189,6 +192,15 @@ fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
 
 fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {
     Some(Op::Collective { kind, axis: attrs.word("axis")?.to_owned() })
+}
+
+/// Where pieces lie; in ascending order where nothing is said.
+fn order(attrs: &Attrs) -> Option<PieceOrder> {
+    if !attrs.named.contains_key("order") {
+        return Some(PieceOrder::default());
+    }
+    let word = attrs.word("order")?;
+    PieceOrder::ALL.into_iter().find(|order| order.name() == word)
 }
 
 fn counts(attrs: &Attrs) -> Option<Vec<usize>> {

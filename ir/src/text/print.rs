@@ -5,6 +5,7 @@ use std::fmt;
 use crate::infer;
 use crate::module::{Function, Kind, Module, Node, ValueId};
 use crate::op::{Collective, Convolution, Op, Operands};
+use crate::pieces::PieceOrder;
 use crate::random::DrawBits;
 
 impl fmt::Display for Module {
@@ -59,6 +60,11 @@ pub(crate) fn line(function: &Function, node: &Node) -> String {
     let head = infer::name(&node.op);
     let attributes = attributes(&node.op);
     format!("{results} = {head}{attributes}{}", names(function, &node.operands))
+}
+
+/// Where pieces lie, unless that is one after the other.
+fn ordered(order: PieceOrder) -> String {
+    if order == PieceOrder::default() { String::new() } else { format!(" order={}", order.name()) }
 }
 
 fn list<T: fmt::Display>(items: &[T]) -> String {
@@ -125,11 +131,12 @@ fn attributes(op: &Op) -> String {
         Op::Call { function } => format!(" @{function}"),
         Op::Collective { kind, axis } => match kind {
             Collective::AllReduce(combiner) => format!(" {} axis={axis}", combiner.name()),
-            Collective::AllGather { dim, counts } => {
-                format!(" dim={dim} counts={} axis={axis}", list(counts))
+            Collective::AllGather { dim, counts, order } => {
+                format!(" dim={dim} counts={}{} axis={axis}", list(counts), ordered(*order))
             }
-            Collective::ReduceScatter { dim, counts, own } => {
-                format!(" dim={dim} counts={} own={own} axis={axis}", list(counts))
+            Collective::ReduceScatter { dim, counts, order, own } => {
+                let (counts, order) = (list(counts), ordered(*order));
+                format!(" dim={dim} counts={counts}{order} own={own} axis={axis}")
             }
         },
         Op::Unary(_)

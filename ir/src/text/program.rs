@@ -32,6 +32,7 @@ mod read;
 
 use std::fmt;
 
+use crate::pieces::PieceOrder;
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, Program, Ref, Routine,
     ShardRole, Step,
@@ -42,8 +43,12 @@ pub(crate) use read::unescape;
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Program { stage, tensor, arena_bytes, live_bytes_max, .. } = self;
-        writeln!(f, "program {} class stage {stage} tensor {tensor}", Name(&self.name))?;
+        let Program { stage, context, tensor, arena_bytes, live_bytes_max, .. } = self;
+        write!(f, "program {} class stage {stage}", Name(&self.name))?;
+        if *context > 0 {
+            write!(f, " context {context}")?;
+        }
+        writeln!(f, " tensor {tensor}")?;
         writeln!(f, "  arena {arena_bytes} live {live_bytes_max}")?;
         for weight in &self.weights {
             let ranges: Vec<String> =
@@ -114,11 +119,11 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
                 Exchange::AllReduce(combiner) => {
                     (format!("all-reduce {}", combiner.name()), String::new())
                 }
-                Exchange::AllGather { outer, inner, counts } => {
-                    ("all-gather".to_owned(), cut_text(*outer, *inner, counts))
+                Exchange::AllGather { outer, inner, counts, order } => {
+                    ("all-gather".to_owned(), cut_text([*outer, *inner], counts, *order))
                 }
-                Exchange::ReduceScatter { outer, inner, counts } => {
-                    ("reduce-scatter".to_owned(), cut_text(*outer, *inner, counts))
+                Exchange::ReduceScatter { outer, inner, counts, order } => {
+                    ("reduce-scatter".to_owned(), cut_text([*outer, *inner], counts, *order))
                 }
             };
             write!(f, "    {kind} {} {dtype}", GroupText(group))?;
@@ -135,8 +140,9 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
     }
 }
 
-fn cut_text(outer: usize, inner: usize, counts: &[usize]) -> String {
-    format!(" outer {outer} inner {inner} counts [{}]", list(counts))
+fn cut_text([outer, inner]: [usize; 2], counts: &[usize], order: PieceOrder) -> String {
+    let text = format!(" outer {outer} inner {inner} counts [{}]", list(counts));
+    if order == PieceOrder::default() { text } else { format!("{text} order {}", order.name()) }
 }
 
 fn print_step(f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
@@ -195,6 +201,7 @@ impl fmt::Display for GroupText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Group::Axis(axis) => write!(f, "{axis}"),
+            Group::Data => f.write_str("data"),
             Group::Shards(count) => write!(f, "shards {count}"),
             Group::Copies(count) => write!(f, "copies {count}"),
             Group::Stages(stages) => write!(f, "stages [{}]", list(stages)),
@@ -264,7 +271,7 @@ mod tests {
     use crate::diagnostic::render;
     use crate::random::mix;
 
-    const TEXT: &str = r#"program "tiny model" class stage 1 tensor 0
+    const TEXT: &str = r#"program "tiny model" class stage 1 context 1 tensor 0
   arena 4096 live 3968
   weight wte [64, 8] has [32+32, 0+8] owned
   weight bias [8] has [0+8]
@@ -288,6 +295,10 @@ mod tests {
     launch k3 [32, -1] ->
     all-reduce sum tp f32 32 l0
     all-gather stages [0, 1] bf16 12 s0 -> l0 outer 2 inner 3 counts [2, 1]
+    all-gather cp bf16 12 s0 -> l0 outer 2 inner 3 counts [2, 2] order zigzag
+    all-reduce sum data f32 32 l0
+    reduce-scatter shards 2 f32 32 s0 -> s1 outer 1 inner 1 counts [16, 16]
+    all-reduce sum copies 2 f32 16 l0
     reduce-scatter world f32 32 s0 -> s1 outer 1 inner 1 counts [16, 16]
   routine r1 nothing frame 0
   step
@@ -323,7 +334,7 @@ mod tests {
             .replace("arena 4096", "arena much")
             .replace("buffer b1 ", "buffer b2 ")
             .replace("launch k0 s0", "launch k0 b0")
-            .replace("all-reduce sum", "all-reduce best")
+            .replace("all-reduce sum tp", "all-reduce best tp")
             .replace("send b6 to 0", "send b6 to")
             .replace("  evaluate", "  evaluates");
         let found = parse_program("test", &wrong).unwrap_err();

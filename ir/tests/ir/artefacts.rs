@@ -13,7 +13,7 @@ use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
     Ref, Routine, ShardRole, Step, WeightShard,
 };
-use gantline_ir::sharding::{Axis, Layout, Sharding};
+use gantline_ir::sharding::{Axis, Layout, PieceOrder, Sharding};
 use gantline_ir::target::Target;
 use gantline_ir::text::{parse_plan, parse_program};
 
@@ -226,14 +226,18 @@ fn instruction(r: &mut Draws) -> Instruction {
     }
     let (outer, inner) = (r.below(9), r.below(9));
     let counts = some(r, 4, |r| r.below(99));
+    let order = PieceOrder::ALL[r.below(2)];
     let exchange = match r.below(3) {
         0 => Exchange::AllReduce(Combiner::ALL[r.below(3)]),
-        1 => Exchange::AllGather { outer, inner, counts },
-        _ => Exchange::ReduceScatter { outer, inner, counts },
+        1 => Exchange::AllGather { outer, inner, counts, order },
+        _ => Exchange::ReduceScatter { outer, inner, counts, order },
     };
-    let group = match r.below(3) {
+    let group = match r.below(6) {
         0 => Group::Axis(Axis::ALL[r.below(4)]),
         1 => Group::Stages(some(r, 4, |r| r.below(8))),
+        2 => Group::Data,
+        3 => Group::Shards(r.below(9)),
+        4 => Group::Copies(r.below(9)),
         _ => Group::World,
     };
     let input = reference(r);
@@ -290,6 +294,7 @@ fn program(r: &mut Draws) -> Program {
     Program {
         name: name(r),
         stage: r.below(9),
+        context: r.below(3),
         tensor: r.below(9),
         weights: some(r, 3, shard),
         buffers: some(r, 8, buffer),

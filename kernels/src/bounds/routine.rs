@@ -1,6 +1,7 @@
 //! Routines: instructions refer to slots and locals that hold what kernels and groups use.
 
 use ir::op::Combiner;
+use ir::plan::Mesh;
 use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, DType};
 
@@ -76,15 +77,14 @@ impl ProgramCheck<'_> {
         match group {
             Group::Axis(axis) => Ok(self.mesh.size(*axis)),
             Group::World => Ok(self.mesh.ranks()),
+            Group::Data => Ok(self.mesh.data_ranks()),
             Group::Shards(count) | Group::Copies(count) => {
-                let dp = self.mesh.dp;
-                match dp.checked_rem(*count) {
-                    Some(0) if matches!(group, Group::Shards(_)) => Ok(*count),
-                    Some(0) => Ok(dp / count),
-                    Some(_) | None => {
-                        Err(("E2104", format!("{count} ranks are no equal share of dp={dp}")))
-                    }
+                let Mesh { dp, cp, .. } = self.mesh;
+                if !self.mesh.has_shards_of(*count) {
+                    let text = format!("{count} ranks are no equal share of dp={dp} and cp={cp}");
+                    return Err(("E2104", text));
                 }
+                Ok(if matches!(group, Group::Shards(_)) { *count } else { dp * cp / count })
             }
             Group::Stages(stages) => {
                 let mut sorted = stages.clone();
@@ -110,8 +110,14 @@ impl ProgramCheck<'_> {
     ) -> Result<[usize; 2], (&'static str, String)> {
         let (outer, inner, counts) = match exchange {
             Exchange::AllReduce(_) => return Ok([elements, elements]),
-            Exchange::AllGather { outer, inner, counts }
-            | Exchange::ReduceScatter { outer, inner, counts } => (*outer, *inner, counts),
+            Exchange::AllGather { outer, inner, counts, order }
+            | Exchange::ReduceScatter { outer, inner, counts, order } => {
+                if !order.allows(counts) {
+                    let headline = format!("pieces {counts:?} in {} order", order.name());
+                    return Err(("E2108", headline));
+                }
+                (*outer, *inner, counts)
+            }
         };
         if counts.len() != size {
             let headline = format!("{} pieces for a group of {size}", counts.len());
@@ -126,12 +132,14 @@ impl ProgramCheck<'_> {
         // Ranks along `dp` run one program: their pieces are equal, or it fits some of them only.
         let own: Vec<usize> = match group {
             Group::Axis(Axis::Tp) => vec![counts[self.program.tensor]],
+            Group::Axis(Axis::Cp) => vec![counts[self.program.context]],
             Group::Axis(Axis::Pp) => vec![counts[self.program.stage]],
             Group::Stages(stages) => {
                 let own = stages.iter().zip(counts).filter(|(s, _)| **s == self.program.stage);
                 own.map(|(_, count)| *count).collect()
             }
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
+            Group::Axis(Axis::Dp | Axis::Ep)
+            | Group::Data
             | Group::Shards(_)
             | Group::Copies(_)
             | Group::World => counts.clone(),

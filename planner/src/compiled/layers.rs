@@ -277,7 +277,7 @@ impl<'a> LayerTable<'a> {
                 continue;
             }
             let compiler = &mut self.pricers[pricer].compiler;
-            let made = Rc::new(compiler.program(&plan, class.stage, class.tensor)?);
+            let made = Rc::new(compiler.program(&plan, [class.stage, 0, class.tensor])?);
             programs.push(Rc::clone(&made));
             self.programs.insert(class, made);
         }

@@ -132,8 +132,8 @@ impl<'a> Pricer<'a> {
         }
         let Key { dp, tp, microbatch_size, .. } = variant.key;
         let place = Place {
-            sizes: [dp, tp],
-            coordinates: [0, variant.tensor],
+            sizes: [dp, 1, tp],
+            coordinates: [0, 0, variant.tensor],
             microbatch_size,
             target: self.job.cluster.target(),
         };

@@ -24,7 +24,14 @@ fn executable(seed: u64) -> Configuration {
 /// the fullest of them, to the byte and role by role.
 #[test]
 fn footprints_are_those_of_all_programs() {
-    let uneven = ["tp=3 dp=2 mbs=1", "tp=3 pp=2 dp=1 mbs=1 sp", "pp=5 dp=2 mbs=2 stages=3.2.3.2.2"];
+    let uneven = [
+        "tp=3 dp=2 mbs=1",
+        "tp=3 pp=2 dp=1 mbs=1 sp",
+        "pp=5 dp=2 mbs=2 stages=3.2.3.2.2",
+        "cp=2 dp=2 mbs=1 zero=3",
+        "tp=2 cp=2 pp=2 dp=1 mbs=1 sp recompute=attention",
+        "cp=4 dp=2 mbs=1 zero=1/2",
+    ];
     let targets = [None, Some(Target::Cuda(Arch::Sm90a))];
     for (module, target) in [gpt2(), llama()].map(prepared).into_iter().zip(targets) {
         let purpose = Purpose { optimizer: ADAMW, target, ..purpose(&module) };
@@ -60,7 +67,7 @@ fn what_is_not_compiled_is_named() {
     let module = prepared(gpt2());
     let mut lowering = Lowering::new(purpose(&module)).unwrap();
     for (name, word) in [
-        ("cp=2", "context parallelism"),
+        ("cp=2 offload-parameters=disk", "offload"),
         ("dp=2 offload-optimizer=host", "offload"),
         ("pp=16", "16"),
     ] {

@@ -265,7 +265,7 @@ fn advance<'s>(
         let from: Option<Vec<Layout>> = node.operands.iter().map(|o| next.layout(*o)).collect();
         let sizes: Vec<u64> = node.operands.iter().map(|o| problem.elements[o.index()]).collect();
         // Terms are summed before they meet zeros.
-        let operands = Operands { layouts: &from?, sizes: &sizes, zeros: &[] };
+        let operands = Operands { layouts: &from?, sizes: &sizes, zeros: &[], are_placed: false };
         let chosen = choose(node, &step.factors, &operands, &way.yields)?;
         if chosen != way.choice {
             return None;

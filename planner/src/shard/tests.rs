@@ -1,4 +1,4 @@
-use codegen::partition::{Place, partition};
+use codegen::partition::{Place, VALUE_AXES, partition};
 use ir::import::{Options, import, read_config};
 use ir::{DType, Mesh, Module};
 
@@ -58,14 +58,14 @@ fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Requ
 
 /// Partition derives every choice again, on every rank.
 fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
-    let mesh = Mesh { pp: 1, dp: request.dp, tp: request.tp, ..Mesh::ONE };
+    let Request { dp, cp, tp, .. } = *request;
+    let mesh = Mesh { dp, cp, tp, ..Mesh::ONE };
     for layer in layers(request.module, request.entry).unwrap() {
         let function = request.module.function(&layer.function).unwrap();
         for rank in 0..mesh.ranks() {
-            let coordinates = [Axis::Dp, Axis::Tp].map(|axis| mesh.coordinate(rank, axis));
             let place = Place {
-                sizes: [request.dp, request.tp],
-                coordinates,
+                sizes: [dp, cp, tp],
+                coordinates: VALUE_AXES.map(|axis| mesh.coordinate(rank, axis)),
                 microbatch_size: request.microbatch_size,
                 target: None,
             };
@@ -88,10 +88,13 @@ fn show(module: &Module, sharded: &Sharded, layer: &str) -> String {
     function.values.iter().map(line).collect()
 }
 
-fn assert_all_meshes(module: &Module) {
-    for tp in 1..=8 {
+/// Also where ranks share tokens, if these are enough equal pieces.
+fn assert_all_meshes(module: &Module, seq: usize) {
+    let meshes = (1..=8).flat_map(|tp| [1, 2, 3].map(|cp| (tp, cp)));
+    for (tp, cp) in meshes.filter(|(_, cp)| *cp == 1 || seq.is_multiple_of(2 * cp)) {
         for sequence in [false, true] {
-            let request = request(module, if tp <= 2 { 2 } else { 1 }, tp, sequence);
+            let dp = if tp <= 2 { 2 } else { 1 };
+            let request = Request { cp, ..request(module, dp, tp, sequence) };
             match shard(&request) {
                 Ok(sharded) => assert_partitions(&request, &sharded),
                 Err(d) => panic!("{}", ir::diagnostic::render(&d, None)),
@@ -102,9 +105,9 @@ fn assert_all_meshes(module: &Module) {
 
 #[test]
 fn gpt2_partitions_on_all_meshes() {
-    for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33)] {
+    for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33), (9, 36, 259, 36)] {
         for dropout in [0.0, 0.1] {
-            assert_all_meshes(&gpt2(&config(heads, model, vocab, dropout), seq));
+            assert_all_meshes(&gpt2(&config(heads, model, vocab, dropout), seq), seq);
         }
     }
 }
@@ -112,7 +115,7 @@ fn gpt2_partitions_on_all_meshes() {
 #[test]
 fn llama_partitions_on_all_meshes() {
     for (heads, key_heads, vocab, seq) in [(8, 4, 64, 32), (9, 3, 259, 33), (6, 1, 64, 16)] {
-        assert_all_meshes(&llama(heads, key_heads, vocab, seq));
+        assert_all_meshes(&llama(heads, key_heads, vocab, seq), seq);
     }
 }
 

@@ -83,6 +83,7 @@ fn exchange_name(exchange: &Exchange) -> String {
 fn group_name(group: &Group) -> String {
     match group {
         Group::Axis(axis) => axis.to_string(),
+        Group::Data => "dp and cp".to_owned(),
         Group::Shards(count) => format!("{count} neighbours along dp"),
         Group::Copies(count) => format!("ranks along dp, {count} apart"),
         Group::Stages(stages) => {

@@ -227,7 +227,10 @@ impl Runner {
         let rows = |source: &[i32], target: &mut [u8]| {
             let samples = samples.expect("who feeds tokens, labels or documents has samples");
             let start = first * samples.seq;
-            put(&source[start..start + samples.size * samples.seq], i32::to_le_bytes, target);
+            let pieces = tokens_of(self.classes.mesh, self.rank, samples.seq);
+            let rows = source[start..].chunks(samples.seq).take(samples.size);
+            let own = rows.flat_map(|row| pieces.iter().map(|piece| &row[piece.clone()]));
+            put(&own.collect::<Vec<_>>().concat(), i32::to_le_bytes, target);
         };
         let scalars = inputs.scalars;
         match feed {
@@ -384,6 +387,17 @@ fn in_order(scalars: super::Scalars) -> [f64; 5] {
     [rate, correction1, correction2, clip, loss_scale]
 }
 
+/// Which tokens of a sample a rank is fed.
+fn tokens_of(mesh: Mesh, rank: usize, tokens: usize) -> Vec<Range<usize>> {
+    if mesh.cp == 1 {
+        return vec![0..tokens];
+    }
+    let shares = Axis::Cp.piece_order().shares(tokens, 1, mesh.cp);
+    let mut shares = shares.expect("a program that cuts samples cuts them into equal pieces");
+    let own = shares.swap_remove(mesh.coordinate(rank, Axis::Cp)).into_iter();
+    own.map(|piece| piece.start..piece.start + piece.size).collect()
+}
+
 /// Writes numbers as little-endian bytes.
 fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target: &mut [u8]) {
     assert_eq!(values.len() * N, target.len(), "a feed fills its buffer");
@@ -397,9 +411,10 @@ fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
     let Instruction::Collective { exchange, group, .. } = instruction else { return None };
     let blocks = match exchange {
         Exchange::AllReduce(_) => None,
-        Exchange::AllGather { outer, inner, counts }
-        | Exchange::ReduceScatter { outer, inner, counts } => {
-            Some(Blocks { outer: *outer, inner: *inner, counts: counts.clone() })
+        Exchange::AllGather { outer, inner, counts, order }
+        | Exchange::ReduceScatter { outer, inner, counts, order } => {
+            let (outer, inner, order) = (*outer, *inner, *order);
+            Some(Blocks { outer, inner, counts: counts.clone(), order })
         }
     };
     Some(Wire { group: communicator::Group::new(0, members(mesh, rank, group)), blocks })
@@ -408,17 +423,19 @@ fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
 /// The ranks of a group that a rank is in.
 fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
     let along = |axis| move |at| mesh.along(rank, axis, at);
+    let data = |index| mesh.along_data(rank, index);
     match group {
         Group::World => (0..mesh.ranks()).collect(),
         Group::Stages(stages) => stages.iter().copied().map(along(Axis::Pp)).collect(),
         Group::Axis(axis) => (0..mesh.size(*axis)).map(along(*axis)).collect(),
+        Group::Data => (0..mesh.data_ranks()).map(data).collect(),
         Group::Shards(count) => {
-            let first = mesh.coordinate(rank, Axis::Dp) / count * count;
-            (first..first + count).map(along(Axis::Dp)).collect()
+            let first = mesh.data_index(rank) / count * count;
+            (first..first + count).map(data).collect()
         }
         Group::Copies(count) => {
-            let own = mesh.coordinate(rank, Axis::Dp) % count;
-            (own..mesh.dp).step_by(*count).map(along(Axis::Dp)).collect()
+            let own = mesh.data_index(rank) % count;
+            (own..mesh.data_ranks()).step_by(*count).map(data).collect()
         }
     }
 }

@@ -7,7 +7,6 @@ use ir::DType;
 use ir::program::{
     Buffer, BufferId, Contents, Member, Program, STATE_BLOCK, ShardRole, WeightShard, scale_dims,
 };
-use ir::sharding::Axis;
 
 use crate::block;
 use crate::convert::{Stored, convert};
@@ -98,7 +97,7 @@ impl Session {
         let mut shards: Vec<Shard> = Vec::new();
         for rank in 0..mesh.ranks() {
             let program = self.classes.program_of(rank);
-            let data = mesh.coordinate(rank, Axis::Dp);
+            let data = mesh.data_index(rank);
             for (index, buffer) in program.buffers.iter().enumerate() {
                 for Held { weight, part, block, first } in held(program, buffer, data) {
                     if !is_wanted(&weight.name, part) {
@@ -238,7 +237,8 @@ struct Held<'a> {
     first: usize,
 }
 
-/// What a buffer of a rank at a place along `dp` holds of which weights.
+/// What a buffer of a rank, by its number among those with the same weights, holds of which
+/// weights.
 fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>> {
     // Weights that are not trained have no master.
     let is = |wanted: Contents| program.buffers.iter().any(|b| b.contents == wanted);

@@ -203,8 +203,8 @@ fn groups_are_the_ranks_along_axes_and_stages() {
         output: Ref::Slot(output),
     };
     let counts = vec![1, 1];
-    let gather = Exchange::AllGather { outer: 1, inner: 1, counts: counts.clone() };
-    let scatter = Exchange::ReduceScatter { outer: 1, inner: 1, counts };
+    let gather = Exchange::gather_of(counts.clone());
+    let scatter = Exchange::scatter_of(counts);
     let floats = |session: &Session, rank: usize, buffer: u32| -> Vec<f32> {
         let bytes = session.read(rank, BufferId(buffer));
         bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()

@@ -165,6 +165,7 @@ pub(crate) fn finish(
     Program {
         name: "tiny".into(),
         stage,
+        context: 0,
         tensor,
         weights,
         buffers: layout.buffers,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use ir::DType;
 use ir::formats::nearest;
 use ir::random::mix;
+use ir::sharding::PieceOrder;
 
 use super::*;
 use crate::scratch::Numbers;
@@ -65,12 +66,20 @@ fn naive(dtype: DType, combiner: Combiner, buffers: &[&[u8]]) -> Vec<u8> {
 
 /// The bytes of one member's piece of a whole tensor.
 fn piece_of(whole: &[u8], blocks: &Blocks, member: usize, size: usize) -> Vec<u8> {
-    let total: usize = blocks.counts.iter().sum();
+    let (total, own) = (blocks.counts.iter().sum::<usize>(), blocks.counts[member]);
     let before: usize = blocks.counts[..member].iter().sum();
+    let half = own / 2;
+    let ranges = match blocks.order {
+        PieceOrder::Ascending => vec![before..before + own],
+        PieceOrder::Zigzag => {
+            let (first, last) = (member * half, total - (member + 1) * half);
+            vec![first..first + half, last..last + half]
+        }
+    };
     let mut piece = Vec::new();
-    for o in 0..blocks.outer {
-        let start = (o * total + before) * blocks.inner * size;
-        piece.extend(&whole[start..start + blocks.counts[member] * blocks.inner * size]);
+    for (o, range) in (0..blocks.outer).flat_map(|o| ranges.iter().map(move |range| (o, range))) {
+        let at = |element: usize| (o * total + element) * blocks.inner * size;
+        piece.extend(&whole[at(range.start)..at(range.end)]);
     }
     piece
 }
@@ -84,11 +93,14 @@ fn collectives_equal_the_naive_ones_bit_for_bit() {
         let combiner = [Combiner::Sum, Combiner::Max, Combiner::Min][state.below(3)];
         let size = dtype.size() as usize;
         let long = if case % 10 == 0 { 1500 } else { 5 };
-        let blocks = Blocks {
-            outer: 1 + state.below(3),
-            inner: 1 + state.below(3),
-            counts: (0..n).map(|_| state.below(long)).collect(),
+        let order = PieceOrder::ALL[state.below(2)];
+        let even = 2 * state.below(long);
+        let count = |_| match order {
+            PieceOrder::Ascending => state.below(long),
+            PieceOrder::Zigzag => even,
         };
+        let counts = (0..n).map(count).collect();
+        let blocks = Blocks { outer: 1 + state.below(3), inner: 1 + state.below(3), counts, order };
         let mut members: Vec<usize> = (0..n).collect();
         members.rotate_left(state.below(n));
         let group = Group::new(7, members);

@@ -31,8 +31,8 @@ const LINKS: [Link; 2] = [
 /// of its own shard.
 fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<String> {
     let place = Place {
-        sizes: [plan.mesh.dp, plan.mesh.tp],
-        coordinates: [0, tensor],
+        sizes: [plan.mesh.dp, 1, plan.mesh.tp],
+        coordinates: [0, 0, tensor],
         microbatch_size: plan.microbatch_size,
         target: plan.target,
     };

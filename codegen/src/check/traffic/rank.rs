@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use ir::DType;
 use ir::op::Combiner;
+use ir::plan::Mesh;
 use ir::program::{
     BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, ShardRole, Step,
 };
@@ -487,7 +488,7 @@ impl<'a> Rank<'a> {
         let seen = self.read(world, &from, 0..sent, *dtype);
         self.note(world, seen.label);
         let one_member = world.size_of(group) == 1;
-        let axis = summed_over(group);
+        let axis = summed_over(group, world.setup.plan.mesh);
         let sums =
             matches!(exchange, Exchange::AllReduce(Combiner::Sum) | Exchange::ReduceScatter { .. });
         if sums && !one_member {
@@ -558,21 +559,23 @@ impl<'a> Rank<'a> {
         let Instruction::Collective { exchange, group, dtype, .. } = collective else { return 0 };
         let own = match group {
             Group::Axis(Axis::Tp) => self.program.tensor,
+            Group::Axis(Axis::Cp) => self.program.context,
             Group::Axis(Axis::Pp) => self.program.stage,
             Group::Stages(stages) => {
                 stages.iter().position(|s| *s == self.program.stage).unwrap_or(0)
             }
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
+            Group::Axis(Axis::Dp | Axis::Ep)
+            | Group::Data
             | Group::Shards(_)
             | Group::Copies(_)
             | Group::World => 0,
         };
         let elements = match exchange {
             Exchange::AllReduce(_) => 0,
-            Exchange::AllGather { outer, inner, counts } => {
+            Exchange::AllGather { outer, inner, counts, .. } => {
                 outer * inner * counts.iter().sum::<usize>()
             }
-            Exchange::ReduceScatter { outer, inner, counts } => {
+            Exchange::ReduceScatter { outer, inner, counts, .. } => {
                 outer * inner * counts.get(own).copied().unwrap_or(0)
             }
         };
@@ -599,7 +602,8 @@ impl<'a> Rank<'a> {
         let step = Some(self.step);
         if let Exchange::AllReduce(combiner) = exchange {
             let is_sum = *combiner == Combiner::Sum && world.size_of(group) > 1;
-            let axis = if is_sum { summed_over(group) } else { Summed::default() };
+            let over = summed_over(group, world.setup.plan.mesh);
+            let axis = if is_sum { over } else { Summed::default() };
             let start = place.range.start;
             let parts = parts.iter().flat_map(|(part, label)| {
                 let found = self.memory.read(start + part.start..start + part.end).into_iter();
@@ -626,7 +630,7 @@ impl<'a> Rank<'a> {
             }
             self.write(world, &place, 0..received, (*dtype, label));
             if matches!(exchange, Exchange::ReduceScatter { .. }) {
-                self.mark(&place, 0..received, summed_over(group));
+                self.mark(&place, 0..received, summed_over(group, world.setup.plan.mesh));
             }
         }
         self.has_arrived = false;
@@ -725,14 +729,16 @@ impl<'a> Rank<'a> {
 }
 
 /// The axis of a group.
-fn summed_over(group: &Group) -> Summed {
+fn summed_over(group: &Group, mesh: Mesh) -> Summed {
     match group {
-        Group::Axis(Axis::Dp) => Summed::DP,
+        Group::Data => Summed::DP,
+        Group::Axis(Axis::Dp) if mesh.cp == 1 => Summed::DP,
         Group::Shards(_) => Summed::SHARDS,
         Group::Copies(_) => Summed::COPIES,
         Group::Axis(Axis::Tp) => Summed::TP,
         Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
-        Group::Axis(Axis::Cp | Axis::Ep) => Summed::default(),
+        Group::Axis(Axis::Cp) => Summed::CP,
+        Group::Axis(Axis::Dp | Axis::Ep) => Summed::default(),
         Group::World => Summed::WORLD,
     }
 }

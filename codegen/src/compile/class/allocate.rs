@@ -105,8 +105,9 @@ impl Class<'_> {
             return *there;
         }
         let plan = self.plan;
-        let of_samples =
-            |name: &str| (name.to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]);
+        let of_samples = |name: &str| {
+            (name.to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq / plan.mesh.cp])
+        };
         let (name, dtype, sizes) = match feed {
             Feed::Tokens => of_samples("tokens"),
             Feed::Labels => of_samples("labels"),

@@ -212,7 +212,7 @@ impl Class<'_> {
         }
         let (ranks, dtype) = (shards(self.plan), self.plan.precision.parameters);
         let counts = vec![unit.elements / ranks; ranks];
-        let exchange = Exchange::AllGather { outer: 1, inner: 1, counts };
+        let exchange = Exchange::gather_of(counts);
         let mut steps = Vec::new();
         let elements = [unit.elements / ranks, unit.elements];
         exchange_pieces(
@@ -261,7 +261,7 @@ impl Class<'_> {
         let elements = [unit.elements, bucket.piece];
         let counts = vec![bucket.piece; ranks];
         let scatter = |class: &mut Self, to: BufferId, steps: &mut Vec<Step>| {
-            let exchange = Exchange::ReduceScatter { outer: 1, inner: 1, counts: counts.clone() };
+            let exchange = Exchange::scatter_of(counts.clone());
             let buffers = [whole.view, to];
             exchange_pieces(class, ("reduce-scatter", dtype), exchange, buffers, elements, steps);
         };

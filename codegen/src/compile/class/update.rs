@@ -13,7 +13,7 @@ use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
 
 use super::launch::{all_reduce, fill, launch};
-use super::{Class, shard_group};
+use super::{Class, data_group, shard_group};
 use crate::optimizer::Update;
 use crate::store::{BufferId, Region, RegionPlace};
 
@@ -120,9 +120,9 @@ fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
     let types = [dtype, exchanged];
-    let over_data = class.plan.mesh.dp > 1;
+    let over_data = class.plan.mesh.data_ranks() > 1;
     if let Some((grads, elements)) = class.store.all_grads().filter(|_| over_data) {
-        all_reduce(class, grads, (types, elements), Group::Axis(Axis::Dp), steps);
+        all_reduce(class, grads, (types, elements), data_group(class.plan), steps);
     }
     reduce_copies(class, steps);
 }

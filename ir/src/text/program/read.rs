@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::op::Combiner;
+use crate::pieces::PieceOrder;
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
     Ref, Routine, ShardRole, Step, WeightShard,
@@ -45,6 +46,7 @@ fn empty() -> Program {
     Program {
         name: String::new(),
         stage: 0,
+        context: 0,
         tensor: 0,
         weights: Vec::new(),
         buffers: Vec::new(),
@@ -225,6 +227,7 @@ impl Reader<'_> {
                 line.word("class")?;
                 line.word("stage")?;
                 self.program.stage = line.number()?;
+                self.program.context = if line.eat("context") { line.number()? } else { 0 };
                 line.word("tensor")?;
                 self.program.tensor = line.number()?;
             }
@@ -542,9 +545,14 @@ impl<'t> Line<'t> {
         let inner = self.number()?;
         self.word("counts")?;
         let counts = self.numbers()?;
+        let order = if self.eat("order") {
+            self.read(|word| PieceOrder::ALL.into_iter().find(|order| order.name() == word))?
+        } else {
+            PieceOrder::default()
+        };
         let exchange = match keyword {
-            "all-gather" => Exchange::AllGather { outer, inner, counts },
-            _ => Exchange::ReduceScatter { outer, inner, counts },
+            "all-gather" => Exchange::AllGather { outer, inner, counts, order },
+            _ => Exchange::ReduceScatter { outer, inner, counts, order },
         };
         Ok(Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output })
     }
@@ -555,6 +563,15 @@ impl<'t> Line<'t> {
         }
         if self.eat("stages") {
             return self.numbers().map(Group::Stages);
+        }
+        if self.eat("data") {
+            return Ok(Group::Data);
+        }
+        if self.eat("shards") {
+            return self.number().map(Group::Shards);
+        }
+        if self.eat("copies") {
+            return self.number().map(Group::Copies);
         }
         self.read(Axis::parse).map(Group::Axis)
     }

@@ -185,8 +185,7 @@ fn tokens_are_split_and_gradients_are_partial() {
         assert_eq!(line(&plan, value), wanted, "%{value} in\n{plan}");
     }
     assert!(plan.to_string().contains("\n  context all-gather\n"));
-    let wrong = codegen::executable::check_executable(&plan).unwrap_err();
-    assert!(wrong.headline.contains("context parallelism"), "{wrong:?}");
+    codegen::executable::check_executable(&plan).unwrap();
 }
 
 /// Experts lie whole on the ranks that share them, and their gradients are sums over the copies.
@@ -207,7 +206,7 @@ fn experts_are_split_and_their_gradients_summed_over_the_copies() {
     assert_eq!(line(&all, "gate"), "[dim0 @ ep]");
     assert_eq!(line(&all, "d.gate"), "[dim0 @ ep]");
     let wrong = codegen::executable::check_executable(&all).unwrap_err();
-    assert!(wrong.headline.contains("context parallelism, expert parallelism"), "{wrong:?}");
+    assert!(wrong.headline.ends_with("has expert parallelism"), "{wrong:?}");
 }
 
 /// A plan that differs from a legal one in one field is refused, and what is wrong is named.

@@ -39,7 +39,7 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
         let dtype = class.plan.precision.gradients;
         let grads = transient(class, &bucket, ShardRole::Grad);
         let (ranks, piece) = (shards(class.plan), bucket.piece);
-        let scatter = Exchange::ReduceScatter { outer: 1, inner: 1, counts: vec![piece; ranks] };
+        let scatter = Exchange::scatter_of(vec![piece; ranks]);
         let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
         exchange_pieces(class, ("reduce-scatter", dtype), scatter, slots, elements, steps);
         sum_copies(class, grads, piece, steps);
@@ -112,7 +112,7 @@ pub(super) fn update(
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
         let (ranks, piece) = (shards(class.plan), bucket.piece);
-        let gather = Exchange::AllGather { outer: 1, inner: 1, counts: vec![piece; ranks] };
+        let gather = Exchange::gather_of(vec![piece; ranks]);
         let elements = [piece, ranks * piece];
         exchange_pieces(class, ("all-gather", dtype), gather, slots, elements, steps);
     }
