@@ -1,11 +1,11 @@
 //! Assembly: module × plan → one program per class of ranks.
 //!
 //! A class is a place on the pipeline, context-parallel and tensor-parallel axes; data-parallel
-//! ranks run the same program. Where the ranks that hold the same weights share the update (ZeRO 1),
-//! gradients too (2) or parameters too (3), each has a piece of every bucket of weights, of the same
-//! length. The arena holds what persists (parameters, gradients, optimizer state, or pieces of them,
-//! and feeds), then what one micro-batch needs, packed by lifetime. With several micro-batches in flight their values are
-//! given separate room for the whole step.
+//! ranks run the same program. Where the ranks that hold the same weights share the update (ZeRO
+//! 1), gradients too (2) or parameters too (3), each has a piece of every bucket of weights, of
+//! the same length. The arena holds what persists (parameters, gradients, optimizer state, or
+//! pieces of them, and feeds), then what one micro-batch needs, packed by lifetime. With several
+//! micro-batches in flight their values are given separate room for the whole step.
 
 mod class;
 mod ends;

@@ -49,8 +49,6 @@ pub struct Features {
     pub zero: Zero,
     /// The ranks along `dp` and `cp`.
     pub data_ranks: usize,
-    /// Whether gradients are rounded while ranks exchange them.
-    pub rounds_gradients: bool,
     /// What lies elsewhere than on the device.
     pub offload: Offload,
 }
@@ -64,7 +62,6 @@ impl Features {
             ep: plan.ep,
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
-            rounds_gradients: plan.precision.reduce != plan.precision.gradients,
             offload: plan.offload,
         }
     }
@@ -79,7 +76,6 @@ impl Features {
         let table = [
             (self.on_gpus, "devices that are GPUs"),
             (self.ep > 1, "expert parallelism"),
-            (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),
             (is_split && !has_whole_shards, "ZeRO over ranks of which `cp` is no factor"),
             (self.offload.places().into_iter().any(is_moved), "offload"),
         ];

@@ -58,7 +58,7 @@ pub enum Contents {
     Activation,
     /// The scratch memory of one routine call.
     Frame,
-    /// What one rank holds of a bucket, which is split over the ranks along `dp`.
+    /// What one rank holds of a bucket, which is split over the ranks that hold the same weights.
     Shard {
         /// What it is of each weight in the bucket.
         role: ShardRole,
@@ -75,14 +75,14 @@ pub enum Contents {
         /// Which state.
         index: usize,
     },
-    /// A parameter, gathered from the ranks along `dp` for one call (ZeRO 3).
+    /// A parameter, gathered from the ranks that hold its pieces for one call (ZeRO 3).
     Gathered {
         /// The weight.
         weight: usize,
         /// The view of its bucket, as gathered for the call.
         bucket: BufferId,
     },
-    /// What one call makes of the gradient of a parameter, before ranks along `dp` sum it (ZeRO 2).
+    /// What one call makes of the gradient of a parameter, before ranks sum it (ZeRO 2).
     Term {
         /// The weight.
         weight: usize,
@@ -484,7 +484,7 @@ impl Program {
         self.buffers.iter().any(is_gradient)
     }
 
-    /// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
+    /// Whether ranks share gradients, not only what is updated (ZeRO 2 and 3).
     pub fn splits_gradients(&self) -> bool {
         self.buffers.iter().any(|buffer| matches!(buffer.contents, Contents::Term { .. }))
     }

@@ -68,7 +68,8 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
     let mut failed = None;
     let fixed = job.limits.fixed(Decision::Tp);
     let is_useful = |mesh: &Mesh| mesh.tp <= usable.tensor || fixed == Some(mesh.tp);
-    for mesh in meshes(job.ranks).into_iter().filter(is_useful) {
+    let cp = job.limits.fixed(Decision::Cp).unwrap_or(1);
+    for mesh in meshes(job.ranks, cp).into_iter().filter(is_useful) {
         for sequence in [false, true] {
             for keep in [1, 0] {
                 if sequence && mesh.tp == 1 {
@@ -102,16 +103,17 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
     }
 }
 
-fn meshes(ranks: usize) -> Vec<Mesh> {
+/// All meshes of a number of ranks, `cp` of which share tokens.
+fn meshes(ranks: usize, cp: usize) -> Vec<Mesh> {
+    if !ranks.is_multiple_of(cp) {
+        return Vec::new();
+    }
+    let rest = ranks / cp;
     let of_stage = |pp: usize| {
-        divisors(ranks / pp).into_iter().map(move |tp| Mesh {
-            pp,
-            dp: ranks / pp / tp,
-            tp,
-            ..Mesh::ONE
-        })
+        let mesh = move |tp: usize| Mesh { pp, dp: rest / pp / tp, cp, tp, ..Mesh::ONE };
+        divisors(rest / pp).into_iter().map(mesh)
     };
-    divisors(ranks).into_iter().flat_map(of_stage).collect()
+    divisors(rest).into_iter().flat_map(of_stage).collect()
 }
 
 /// The limits of one strategy; none when the user's forbid it.
@@ -120,6 +122,7 @@ fn strategy(limits: &Limits, mesh: Mesh, sequence: bool, keep: usize) -> Option<
     let decisions = [
         (Decision::Pp, mesh.pp),
         (Decision::Dp, mesh.dp),
+        (Decision::Cp, mesh.cp),
         (Decision::Tp, mesh.tp),
         (Decision::Sp, usize::from(sequence)),
         (Decision::Keep, keep),

@@ -89,7 +89,7 @@ impl Blocks {
     }
 }
 
-/// The types of the elements of an all-reduce.
+/// The types of the elements of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Types {
     /// In memory.
@@ -243,13 +243,14 @@ pub trait Communicator: Send {
         receive: &mut [u8],
     ) -> Result<(), CommError>;
 
-    /// Combines the members' tensors element by element; every member gets its piece.
+    /// Combines the members' tensors element by element; every member gets its piece. Where
+    /// elements are exchanged as a narrower type, terms and results are rounded to it.
     ///
     /// **Shapes.** `send: [outer, Σ counts, inner]`, `receive: [outer, counts[me], inner]`.
     fn reduce_scatter(
         &self,
         group: &Group,
-        dtype: DType,
+        types: Types,
         combiner: Combiner,
         blocks: &Blocks,
         send: &[u8],

@@ -176,22 +176,20 @@ impl Communicator for Local {
     fn reduce_scatter(
         &self,
         group: &Group,
-        dtype: DType,
+        types: Types,
         combiner: Combiner,
         blocks: &Blocks,
         send: &[u8],
         receive: &mut [u8],
     ) -> Result<(), CommError> {
-        let size = dtype.size() as usize;
+        let size = types.dtype.size() as usize;
         check_buffers(self.rank, group, blocks, receive.len() / size, send.len() / size);
         let total: usize = blocks.counts.iter().sum();
-        let signature = Signature::of(Kind::ReduceScatter, group, dtype).combining(combiner).cut(
-            blocks.outer,
-            total,
-            blocks.inner,
-            &blocks.counts,
-        );
-        self.check_reducible(dtype.into(), signature)?;
+        let signature = Signature::of(Kind::ReduceScatter, group, types.dtype)
+            .exchanging(types.exchanged)
+            .combining(combiner)
+            .cut(blocks.outer, total, blocks.inner, &blocks.counts);
+        self.check_reducible(types, signature)?;
         let base = receive.as_mut_ptr();
         self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
             let me = meeting.position();
@@ -207,13 +205,14 @@ impl Communicator for Local {
                     unsafe {
                         let source = |member| meeting.buffer(member).add(at);
                         let target = base.add(to * size);
-                        reduce::combine(dtype.into(), combiner, group.size(), &source, target, run);
+                        reduce::combine(types, combiner, group.size(), &source, target, run);
                     }
                     to += run;
                 }
             }
         })?;
-        self.count(|c| c.reduce_scatter_bytes += (send.len() - receive.len()) as u64);
+        let others = ((send.len() - receive.len()) / size) as u64;
+        self.count(|c| c.reduce_scatter_bytes += others * types.exchanged.size());
         Ok(())
     }
 

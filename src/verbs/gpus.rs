@@ -574,7 +574,6 @@ fn features(c: &Configuration) -> Features {
         ep: c.ep as usize,
         zero: c.zero,
         data_ranks: (c.dp * c.cp) as usize,
-        rounds_gradients: false,
         offload: c.offload,
     }
 }

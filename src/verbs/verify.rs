@@ -21,7 +21,7 @@ use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Description, Init, Model, Options, Weight};
 use ir::lora::{Lora, adapt};
-use ir::plan::Optimizer;
+use ir::plan::{ContextForm, Optimizer};
 use ir::precision::Products;
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
@@ -62,7 +62,8 @@ pub struct Args {
     /// The plan in small.
     #[arg(skip)]
     pub small: Option<Plan>,
-    /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
+    /// Tokens of a sequence; 33 by default, or fewer where the model has fewer; ranks share them
+    /// where they are pieces of one size
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// Samples of the step [default: the number of ranks]
@@ -245,7 +246,7 @@ pub(super) fn lines_of(
         return Ok((vec![line_of_plan(args, path, model, question, expected)?], Vec::new()));
     }
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
-    for mesh in meshes(args.ranks) {
+    for mesh in meshes(args.ranks, question.seq) {
         for sequence in [false, true] {
             if sequence && mesh.tp == 1 {
                 continue;
@@ -337,13 +338,18 @@ pub(super) fn drawn_weights(
     Ok(model.weights.iter().filter_map(weight).collect())
 }
 
-/// All meshes of a number of ranks and of its divisors, but that of one rank.
-fn meshes(ranks: usize) -> Vec<Mesh> {
+/// All meshes of a number of ranks and of its divisors, but that of one rank, which can share
+/// samples of `seq` tokens.
+fn meshes(ranks: usize, seq: usize) -> Vec<Mesh> {
+    let fits = |cp: &usize| seq.is_multiple_of(ContextForm::default().pieces(*cp));
     let mut meshes = Vec::new();
     for size in divisors(ranks).into_iter().filter(|size| *size > 1) {
         for pp in divisors(size) {
-            let tensor = divisors(size / pp).into_iter();
-            meshes.extend(tensor.map(|tp| Mesh { pp, dp: size / pp / tp, tp, ..Mesh::ONE }));
+            for tp in divisors(size / pp) {
+                let replicas = size / pp / tp;
+                let mesh = |cp: usize| Mesh { pp, dp: replicas / cp, cp, tp, ..Mesh::ONE };
+                meshes.extend(divisors(replicas).into_iter().filter(fits).map(mesh));
+            }
         }
     }
     meshes
@@ -354,6 +360,7 @@ fn plan_of(question: &mut PlanRequest, mesh: Mesh, sequence: bool) -> Result<Pla
     let decisions = [
         (Decision::Pp, mesh.pp),
         (Decision::Dp, mesh.dp),
+        (Decision::Cp, mesh.cp),
         (Decision::Tp, mesh.tp),
         (Decision::Sp, usize::from(sequence)),
     ];

@@ -13,9 +13,9 @@ const SEQ: usize = 512;
 const VOCAB: usize = 4301;
 
 /// One layer, and logits that are worth their chunks on two ranks: 512 rows of 4301 are 18 MB.
-fn wide(tied: bool) -> Description {
+fn wide(tied: bool, seq: usize) -> Description {
     let text = format!(
-        r#"{{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": {SEQ},
+        r#"{{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": {seq},
         "vocab_size": {VOCAB}, "tie_word_embeddings": {tied},
         "bos_token_id": null, "eos_token_id": null}}"#
     );
@@ -41,15 +41,18 @@ fn largest(program: &Program) -> u64 {
 /// have unequal parts of the vocabulary.
 #[test]
 fn logits_in_pieces_give_the_same_loss_and_gradients() {
+    let meshes = [[1, 1, 1], [2, 1, 1], [1, 1, 2], [1, 2, 1]];
+    let [one, data, tensor, context] = meshes;
     for (tied, mesh, samples) in
-        [(true, [1, 1], 2), (false, [1, 1], 1), (true, [2, 1], 2), (true, [1, 2], 2)]
+        [(true, one, 2), (false, one, 1), (true, data, 2), (true, tensor, 2), (true, context, 1)]
     {
-        let [dp, tp] = mesh;
-        let (model, module) = prepared(&wide(tied), SEQ, DType::F64, 0.0);
+        let [dp, cp, tp] = mesh;
+        let seq = SEQ * cp;
+        let (model, module) = prepared(&wide(tied, seq), seq, DType::F64, 0.0);
         let weights = random_weights(&model, 5);
-        let (tokens, labels) = batch(3, samples, SEQ, VOCAB as u64);
+        let (tokens, labels) = batch(3, samples, seq, VOCAB as u64);
         let wanted = Wanted {
-            mesh: Mesh { pp: 1, dp, tp, ..Mesh::ONE },
+            mesh: Mesh { dp, cp, tp, ..Mesh::ONE },
             microbatch_size: 1,
             microbatch_count: samples / dp,
             keep: Keep::Full,
@@ -57,7 +60,7 @@ fn logits_in_pieces_give_the_same_loss_and_gradients() {
         };
         let whole = (SEQ * (VOCAB / tp) * 8) as u64;
         let [kept, pieces] = [Keep::Full, Keep::None].map(|head| {
-            let plan = planned(&module, SEQ, DType::F64, wanted, head);
+            let plan = planned(&module, seq, DType::F64, wanted, head);
             let mut session = session(&module, &plan);
             load(&mut session, &weights);
             let largest = largest(session.classes().program_of(0));

@@ -89,11 +89,14 @@ fn distance(a: &Session, b: &Session) -> f64 {
 #[test]
 fn shared_updates_have_the_same_bits() {
     let mixed = Precision::training(DType::BF16);
+    let rounded = Precision { reduce: DType::BF16, ..mixed };
     for (description, precision) in [
         (gpt2(), Precision::uniform(DType::F32)),
         (llama(), Precision::uniform(DType::F64)),
         (gpt2(), mixed),
         (llama(), mixed),
+        (gpt2(), rounded),
+        (llama(), rounded),
     ] {
         let (model, module) = prepared_as(&description, SEQ, &precision);
         let weights = random_weights(&model, 11);
@@ -187,8 +190,9 @@ fn schedules(plan: Plan) -> Vec<Plan> {
 #[test]
 fn narrow_weights_and_gradients_are_shared() {
     let mixed = Precision::training(DType::BF16);
-    let narrow = Precision { gradients: DType::BF16, reduce: DType::BF16, ..mixed };
-    for precision in [mixed, narrow] {
+    let rounded = Precision { reduce: DType::BF16, ..mixed };
+    let narrow = Precision { gradients: DType::BF16, ..rounded };
+    for precision in [mixed, rounded, narrow] {
         let (model, module) = prepared_as(&llama(), SEQ, &precision);
         let weights = random_weights(&model, 13);
         let (whole, shared) = plans(&module, &precision, Mesh { dp: 2, ..Mesh::ONE });

@@ -61,7 +61,10 @@ impl ProgramCheck<'_> {
                 if matches!(exchange, Exchange::AllReduce(_)) && input != output {
                     return Err(("E2108", "an all-reduce is not in place".to_owned()));
                 }
-                let is_sum = matches!(exchange, Exchange::AllReduce(Combiner::Sum));
+                let is_sum = matches!(
+                    exchange,
+                    Exchange::AllReduce(Combiner::Sum) | Exchange::ReduceScatter { .. }
+                );
                 let rounds = is_sum && *dtype == DType::F32 && exchanged.is_narrow();
                 if exchanged != dtype && !rounds {
                     let headline = format!("{dtype} is not exchanged as {exchanged} here");

@@ -21,7 +21,8 @@ use crate::price::Prices;
 /// What a stage takes at least.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stage {
-    /// Kernels and collectives of the work on one micro-batch, on the first tensor-parallel rank.
+    /// Kernels and collectives of the work on one micro-batch, on the first rank along `cp` and
+    /// `tp`.
     seconds: f64,
     /// Of `seconds`, those of the first chunk.
     first_s: f64,
@@ -33,7 +34,7 @@ struct Stage {
     reduction_s: f64,
     /// Bytes of the fullest rank.
     bytes: u64,
-    /// Bytes of all tensor-parallel ranks of one data-parallel group.
+    /// Bytes of all tensor-parallel ranks with one part of the samples.
     bytes_of_all: u64,
 }
 
@@ -101,12 +102,13 @@ fn stages(
     candidate: &Candidate,
     rates: &Prices<'_>,
 ) -> Vec<Stage> {
-    let Mesh { pp, dp, tp, .. } = candidate.mesh;
+    let Mesh { pp, tp, .. } = candidate.mesh;
+    let ranks = candidate.mesh.data_ranks();
     let Precision { parameters, gradients, reduce, .. } = job.precision;
     let [whole, shared] = bytes_of_weight(job, candidate);
     // The ranks that share the update of one copy.
-    let shares = if candidate.zero.stage > 0 { dp } else { 1 };
-    let (link, members) = rates.group(&Group::Axis(Axis::Dp));
+    let shares = if candidate.zero.stage > 0 { ranks } else { 1 };
+    let (link, members) = rates.group(&Group::Data);
     // For each weight, one more than the last stage that has it.
     let mut holder = vec![0; weights.local.len()];
     let pipeline = candidate.pipeline(job);
@@ -153,7 +155,7 @@ fn stages(
             };
             stage.seconds += each;
             stage.reduction_s = once;
-        } else if dp > 1 {
+        } else if ranks > 1 {
             stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
         }
         let size = |held: usize| whole * held as u64 + shared * held as u64 / shares as u64;
@@ -217,7 +219,10 @@ fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Price
     let mut work = vec![[0.0; 2]; node(mesh.ranks() - 1) + 1];
     for rank in 0..mesh.ranks() {
         let stage = &stages[mesh.coordinate(rank, Axis::Pp)];
-        work[node(rank)][0] += count * stage.compute_s / mesh.tp as f64;
+        // What attention to other tokens takes is known of the first of those that share them.
+        let is_first = mesh.coordinate(rank, Axis::Cp) == 0;
+        let compute_s = if is_first { stage.compute_s } else { 0.0 };
+        work[node(rank)][0] += count * compute_s / mesh.tp as f64;
         work[node(rank)][1] += stage.update_s;
     }
     // A node that tensor-parallel ranks share with others has at least the mean of its group only
@@ -236,7 +241,7 @@ fn bytes(job: &Job<'_>, mesh: Mesh, stages: &[Stage]) -> (u64, u64) {
         Memory::PerRank(have) => (stages.iter().map(|s| s.bytes).max().unwrap_or(0), have),
         Memory::PerNode(have) => {
             let all: u64 = stages.iter().map(|s| s.bytes_of_all).sum();
-            (all * mesh.dp as u64 / job.cluster.nodes as u64, have)
+            (all * mesh.data_ranks() as u64 / job.cluster.nodes as u64, have)
         }
     }
 }

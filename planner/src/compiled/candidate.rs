@@ -35,8 +35,8 @@ pub struct Candidate {
 impl Candidate {
     /// The key under which the layers of the candidate are priced.
     pub(super) fn key(&self) -> Key {
-        let Mesh { dp, tp, .. } = self.mesh;
-        Key { dp, tp, sequence: self.sequence, microbatch_size: self.microbatch_size }
+        let Mesh { dp, cp, tp, .. } = self.mesh;
+        Key { dp, cp, tp, sequence: self.sequence, microbatch_size: self.microbatch_size }
     }
 
     /// The decisions of a plan that someone else made. `layers` are those that the entry calls, in

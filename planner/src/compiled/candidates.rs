@@ -60,7 +60,7 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
         return Ok(());
     }
     let candidate = Candidate {
-        mesh: Mesh { dp: key.dp, tp: key.tp, ..Mesh::ONE },
+        mesh: Mesh { dp: key.dp, cp: key.cp, tp: key.tp, ..Mesh::ONE },
         sequence: key.sequence,
         microbatch_size: key.microbatch_size,
         keeps: vec![Keep::Full; table.layer_count()],
@@ -98,13 +98,13 @@ fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
 
 /// Every boundary and micro-batch on a mesh.
 fn keys(job: &Job<'_>, mesh: Mesh) -> Vec<Key> {
-    let Mesh { dp, tp, .. } = mesh;
+    let Mesh { dp, cp, tp, .. } = mesh;
     let has = |sequence: &bool| {
         (!sequence || tp > 1) && allows(job, Decision::Sp, usize::from(*sequence))
     };
     let of = |sequence| {
         let sizes = microbatches(job, dp).into_iter();
-        sizes.map(move |microbatch_size| Key { dp, tp, sequence, microbatch_size })
+        sizes.map(move |microbatch_size| Key { dp, cp, tp, sequence, microbatch_size })
     };
     [false, true].into_iter().filter(has).flat_map(of).collect()
 }
@@ -157,11 +157,10 @@ fn chunks(job: &Job<'_>, mesh: Mesh, key: Key, calls: usize) -> Vec<usize> {
 /// What data-parallel ranks may share: nothing, the states of the optimizer, gradients too,
 /// parameters too.
 fn zeros(job: &Job<'_>, mesh: Mesh) -> Vec<Zero> {
-    let has_states = mesh.dp > 1 && job.optimizer != Optimizer::None;
-    let is_rounded = job.precision.reduce != job.precision.gradients;
+    let has_states = mesh.data_ranks() > 1 && job.optimizer != Optimizer::None;
     let may = |zero: &Zero| {
         let stage = usize::from(zero.stage);
-        allows(job, Decision::Zero, stage) && (stage == 0 || has_states && !is_rounded)
+        allows(job, Decision::Zero, stage) && (stage == 0 || has_states)
     };
     [0, 1, 2, 3].map(|stage| Zero { stage, shard: 0 }).into_iter().filter(may).collect()
 }

@@ -6,6 +6,7 @@ use ir::plan::Keep;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) dp: usize,
+    pub(super) cp: usize,
     pub(super) tp: usize,
     pub(super) sequence: bool,
     pub(super) microbatch_size: usize,
@@ -14,7 +15,7 @@ pub(super) struct Key {
 /// What a call of a layer takes, forward and backward together, when nobody waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct CallPrice {
-    /// Kernels and collectives of the first tensor-parallel rank.
+    /// Kernels and collectives of the first rank along `cp` and `tp`.
     pub(super) seconds: f64,
     /// Kernels of all tensor-parallel ranks together, at least.
     pub(super) compute_s: f64,

@@ -30,6 +30,7 @@ struct ClassKey {
     pp: usize,
     zero: Zero,
     stage: usize,
+    context: usize,
     tensor: usize,
     /// For each chunk, its calls: the first, and one past the last.
     calls: Vec<[usize; 2]>,
@@ -277,7 +278,8 @@ impl<'a> LayerTable<'a> {
                 continue;
             }
             let compiler = &mut self.pricers[pricer].compiler;
-            let made = Rc::new(compiler.program(&plan, [class.stage, 0, class.tensor])?);
+            let made =
+                Rc::new(compiler.program(&plan, [class.stage, class.context, class.tensor])?);
             programs.push(Rc::clone(&made));
             self.programs.insert(class, made);
         }
@@ -331,9 +333,10 @@ impl<'a> LayerTable<'a> {
         }
         let pipeline = candidate.pipeline(self.job());
         let script = |class: usize| {
-            let alike = stages.iter().skip(class % mesh.tp).step_by(mesh.tp);
+            let of_stage = mesh.cp * mesh.tp;
+            let alike = stages.iter().skip(class % of_stage).step_by(of_stage);
             let alike: Vec<&Stage> = alike.map(Rc::as_ref).collect();
-            script(&alike, class / mesh.tp, pipeline, &prices)
+            script(&alike, class / of_stage, pipeline, &prices)
         };
         let scripts: Vec<Script> = (0..stages.len()).map(script).collect();
         Ok(simulate_scripts(&prices, mesh, &scripts).seconds)
@@ -393,7 +396,8 @@ impl<'a> LayerTable<'a> {
     ) -> Result<Arc<TimedLayer>, Diagnostic> {
         let layer = self.layer_of[call];
         let (key, keep) = (Key { dp: 1, ..class.key }, candidate.keeps[layer]);
-        let variant = Variant { key, layer, keep, adds, tensor: class.tensor };
+        let variant =
+            Variant { key, layer, keep, adds, context: class.context, tensor: class.tensor };
         let (sharded, pricer) = sharded(&self.sharded, key);
         self.pricers[pricer].time(variant, sharded, &self.layers[layer])
     }
@@ -450,12 +454,15 @@ impl<'a> LayerTable<'a> {
                 pp: mesh.pp,
                 zero: candidate.zero,
                 stage,
+                context: 0,
                 tensor: 0,
                 calls: calls.clone(),
                 keeps: kept,
                 holders: holders.clone(),
             };
-            classes.extend((0..mesh.tp).map(|tensor| ClassKey { tensor, ..first.clone() }));
+            let places = (0..mesh.cp).flat_map(|context| (0..mesh.tp).map(move |t| (context, t)));
+            let class = |(context, tensor)| ClassKey { context, tensor, ..first.clone() };
+            classes.extend(places.map(class));
         }
         classes
     }

@@ -18,7 +18,7 @@ use crate::price::{LaunchPrice, Prices};
 use crate::shard::{Rates, Request, Sharded, shard};
 use crate::simulate::{Timed, add_parts};
 
-/// A layer on one tensor-parallel rank.
+/// A layer on one rank along `cp` and `tp`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Variant {
     pub(super) key: Key,
@@ -26,6 +26,7 @@ pub(super) struct Variant {
     pub(super) keep: Keep,
     /// For each parameter, whether its gradient is added.
     pub(super) adds: Vec<bool>,
+    pub(super) context: usize,
     pub(super) tensor: usize,
 }
 
@@ -96,7 +97,7 @@ impl<'a> Pricer<'a> {
         let is_weight = |o: &Operand| matches!(o, Operand::Weight(_));
         let adds: Vec<bool> = call.operands.iter().map(|o| adds && is_weight(o)).collect();
         let mut on = |tensor| {
-            let variant = Variant { key, layer, keep, adds: adds.clone(), tensor };
+            let variant = Variant { key, layer, keep, adds: adds.clone(), context: 0, tensor };
             self.time(variant, sharded, name)
         };
         // Pieces never grow along an axis.
@@ -117,7 +118,7 @@ impl<'a> Pricer<'a> {
         })
     }
 
-    /// The time of a layer on one tensor-parallel rank.
+    /// The time of a layer on one rank along `cp` and `tp`.
     ///
     /// # Errors
     /// `E2002` when it cannot be compiled.
@@ -130,10 +131,10 @@ impl<'a> Pricer<'a> {
         if let Some(there) = self.timed.get(&variant) {
             return Ok(Arc::clone(there));
         }
-        let Key { dp, tp, microbatch_size, .. } = variant.key;
+        let Key { dp, cp, tp, microbatch_size, .. } = variant.key;
         let place = Place {
-            sizes: [dp, 1, tp],
-            coordinates: [0, 0, variant.tensor],
+            sizes: [dp, cp, tp],
+            coordinates: [0, variant.context, variant.tensor],
             microbatch_size,
             target: self.job.cluster.target(),
         };
@@ -150,7 +151,7 @@ impl<'a> Pricer<'a> {
         let built = self.compiler.layers().layer(name, decisions, place, sums, is_last);
         let built = built.map_err(|why| {
             Diagnostic::error(why.code(), Span::of(self.job.model.clone()), why.to_string())
-                .note(format!("pricing `@{name}` on dp={dp}, tp={tp}"))
+                .note(format!("pricing `@{name}` on dp={dp}, cp={cp}, tp={tp}"))
         })?;
         let prices = prices_for(self.job, variant.key);
         self.price_launches(&prices);
@@ -203,7 +204,7 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
         module: job.module,
         entry: job.entry,
         dp: key.dp,
-        cp: 1,
+        cp: key.cp,
         tp: key.tp,
         ep: 1,
         microbatch_size: key.microbatch_size,
@@ -218,6 +219,7 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
 
 /// The prices on the mesh of a key.
 pub(super) fn prices_for<'a>(job: &Job<'a>, key: Key) -> Prices<'a> {
-    let Key { dp, tp, .. } = key;
-    Prices::new(job.cluster, Mesh { pp: job.ranks / dp / tp, dp, tp, ..Mesh::ONE })
+    let Key { dp, cp, tp, .. } = key;
+    let pp = job.ranks / dp / cp / tp;
+    Prices::new(job.cluster, Mesh { pp, dp, cp, tp, ..Mesh::ONE })
 }

@@ -1,6 +1,7 @@
 //! How many ranks a model can use: meshes on which each rank has work of its own.
 
 use ir::factors::factors;
+use ir::plan::ContextForm;
 use ir::{Class, Diagnostic, Dim, Function, Mesh, Module, Node, Span};
 
 use super::{Job, allows};
@@ -34,7 +35,8 @@ impl Usable {
     }
 
     /// The meshes of `ranks` ranks that a job allows. More tensor-parallel ranks than are useful
-    /// are allowed only where the job fixes their number.
+    /// are allowed only where the job fixes their number; ranks that share tokens where it does,
+    /// and where they are too many to have samples of their own, which exchanges less.
     pub fn meshes(&self, job: &Job<'_>, ranks: usize) -> Vec<Mesh> {
         let is_fixed = job.limits.fixed(Decision::Tp).is_some();
         let mut meshes = Vec::new();
@@ -45,9 +47,16 @@ impl Usable {
             let useful = |tp: &usize| *tp <= self.tensor || is_fixed;
             let all = divisors(ranks / pp).into_iter().filter(useful);
             for tp in all.filter(|tp| allows(job, Decision::Tp, *tp)) {
-                let dp = ranks / pp / tp;
-                if allows(job, Decision::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
-                    meshes.push(Mesh { pp, dp, tp, ..Mesh::ONE });
+                let of_stage = ranks / pp / tp;
+                for cp in divisors(of_stage).into_iter().filter(|cp| shares_tokens(job, *cp)) {
+                    let dp = of_stage / cp;
+                    let samples = job.global_batch_size;
+                    let is_needed = cp == 1 || !samples.is_multiple_of(of_stage);
+                    let is_allowed = is_needed || job.limits.fixed(Decision::Cp) == Some(cp);
+                    let fits = allows(job, Decision::Dp, dp) && samples.is_multiple_of(dp);
+                    if is_allowed && fits {
+                        meshes.push(Mesh { pp, dp, cp, tp, ..Mesh::ONE });
+                    }
                 }
             }
         }
@@ -73,11 +82,17 @@ impl Usable {
             false => format!("use --ranks {}, or another batch", fewer.join(" or ")),
         };
         Err(Diagnostic::error("E3204", Span::of("--ranks"), headline)
-            .note("pp · dp · tp is the number of ranks")
+            .note("pp · dp · cp · tp is the number of ranks")
             .note(format!("pp is at most {stages}, its calls of layers; dp divides {samples}"))
             .note(format!("tp is at most {tensor}, the pieces of its attention or products"))
             .help(help))
     }
+}
+
+/// Whether a job allows `cp` ranks to share its tokens: they have equal pieces.
+fn shares_tokens(job: &Job<'_>, cp: usize) -> bool {
+    let pieces = ContextForm::default().pieces(cp);
+    allows(job, Decision::Cp, cp) && job.seq.is_multiple_of(pieces)
 }
 
 /// The most pieces of the call of a composite that can be cut into the fewest; without such calls,

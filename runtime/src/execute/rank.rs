@@ -357,7 +357,7 @@ impl Runner {
                 let (send, receive) =
                     arena.split(cut(input, elements), cut(output, blocks.piece(me)));
                 let sum = communicator::Combiner::Sum;
-                communicator.reduce_scatter(group, dtype, sum, blocks, send, receive)
+                communicator.reduce_scatter(group, types, sum, blocks, send, receive)
             }
         }
     }

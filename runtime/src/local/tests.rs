@@ -116,7 +116,8 @@ fn collectives_equal_the_naive_ones_bit_for_bit() {
                 assert_eq!(buffer, reduced, "all_reduce, case {case}");
 
                 let mut piece = vec![0; blocks.piece(me) * size];
-                end.reduce_scatter(&group, dtype, combiner, &blocks, &wholes[me], &mut piece)
+                let types = dtype.into();
+                end.reduce_scatter(&group, types, combiner, &blocks, &wholes[me], &mut piece)
                     .unwrap();
                 assert_eq!(piece, piece_of(&reduced, &blocks, me, size), "scatter, case {case}");
 
@@ -204,8 +205,8 @@ fn bytes_are_counted_by_the_usual_formulas() {
         end.all_reduce(&group, DType::F32.into(), Combiner::Sum, &mut buffer).unwrap();
         let blocks = Blocks::flat(vec![25; 4]);
         let mut piece = [0; 4 * 25];
-        end.reduce_scatter(&group, DType::F32, Combiner::Sum, &blocks, &buffer, &mut piece)
-            .unwrap();
+        let types = DType::F32.into();
+        end.reduce_scatter(&group, types, Combiner::Sum, &blocks, &buffer, &mut piece).unwrap();
         end.all_gather(&group, DType::F32, &blocks, &piece, &mut buffer).unwrap();
         end.send((end.rank() + 1) % 4, &[1; 10]).unwrap();
         end.receive((end.rank() + 3) % 4, &mut [0; 10]).unwrap();

@@ -684,10 +684,8 @@ fn change_counts(c: &mut Compiled, site: usize) -> bool {
 
 fn round_exchange(c: &mut Compiled, site: usize) -> bool {
     let sums = |i: &Instruction| {
-        matches!(
-            i,
-            Instruction::Collective { exchange: Exchange::AllReduce(_), dtype: DType::F32, .. }
-        )
+        let Instruction::Collective { exchange, dtype: DType::F32, .. } = i else { return false };
+        matches!(exchange, Exchange::AllReduce(_) | Exchange::ReduceScatter { .. })
     };
     let places = instructions_where(c, sums);
     let Some((program, routine, at)) = pick(&places, site) else { return false };

@@ -459,6 +459,22 @@ impl<'a> Rank<'a> {
         }
     }
 
+    /// Whether ranks sum what a buffer holds as gradients: whole ones, or pieces of them.
+    fn has_gradients(&self, owner: &Owner) -> bool {
+        match owner {
+            Owner::Buffer(at) => {
+                let contents = &self.program.buffers[*at as usize].contents;
+                matches!(
+                    contents,
+                    Contents::Grad(_)
+                        | Contents::Term { .. }
+                        | Contents::Shard { role: ShardRole::Grad | ShardRole::Term, .. }
+                )
+            }
+            Owner::Local(..) => false,
+        }
+    }
+
     /// Whether a place is one for sums over micro-batches.
     fn is_total(&self, place: &Place) -> bool {
         place.parts.iter().any(|(_, owner)| match owner {
@@ -500,7 +516,7 @@ impl<'a> Rank<'a> {
         }
         self.check_pieces(world, collective, &from);
         self.take_terms(&from);
-        let is_gradient = from.parts.iter().any(|(_, owner)| self.is_gradient(owner));
+        let is_gradient = from.parts.iter().any(|(_, owner)| self.has_gradients(owner));
         let wanted = if is_gradient { world.setup.plan.precision.reduce } else { *dtype };
         if *exchanged != wanted {
             let text = format!("exchanges {dtype} as {exchanged}, where the plan says {wanted}");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::DType;
+use ir::precision::Precision;
 use ir::program::{Contents, Exchange, ShardRole, Step};
 use kernels::Kernel;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
@@ -217,7 +218,7 @@ impl Class<'_> {
         let elements = [unit.elements / ranks, unit.elements];
         exchange_pieces(
             self,
-            ("all-gather", dtype),
+            ("all-gather", [dtype; 2]),
             exchange,
             [source, whole.view],
             elements,
@@ -246,7 +247,8 @@ impl Class<'_> {
             return;
         }
         let span = (moment.0, moment.0);
-        let (ranks, dtype) = (shards(self.plan), self.plan.precision.gradients);
+        let Precision { gradients: dtype, reduce: exchanged, .. } = self.plan.precision;
+        let ranks = shards(self.plan);
         let whole = self.store.whole(unit, Passing::Term, span);
         for (weight, buffer) in whole.weights {
             self.exchanges.terms.insert((moment, weight), buffer);
@@ -263,7 +265,8 @@ impl Class<'_> {
         let scatter = |class: &mut Self, to: BufferId, steps: &mut Vec<Step>| {
             let exchange = Exchange::scatter_of(counts.clone());
             let buffers = [whole.view, to];
-            exchange_pieces(class, ("reduce-scatter", dtype), exchange, buffers, elements, steps);
+            let types = ("reduce-scatter", [dtype, exchanged]);
+            exchange_pieces(class, types, exchange, buffers, elements, steps);
         };
         let mut made = Scatter { unit: at, first: Vec::new(), later: Vec::new() };
         scatter(self, bucket.grads, &mut made.first);

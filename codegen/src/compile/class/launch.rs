@@ -100,10 +100,10 @@ fn call_collective(
 }
 
 /// Appends a collective of the ranks that have one copy of what is split, from one buffer to
-/// another, with the elements of each.
+/// another, with the elements of each: their type, and the one as which they are exchanged.
 pub(super) fn exchange_pieces(
     class: &mut Class<'_>,
-    (name, dtype): (&str, DType),
+    (name, [dtype, exchanged]): (&str, [DType; 2]),
     exchange: Exchange,
     [from, to]: [BufferId; 2],
     elements: [usize; 2],
@@ -114,7 +114,7 @@ pub(super) fn exchange_pieces(
         exchange,
         group: shard_group(class.plan),
         dtype,
-        exchanged: dtype,
+        exchanged,
         elements: elements[0],
         input: Ref::Slot(0),
         output: Ref::Slot(1),

@@ -36,12 +36,13 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
     }
     reduce_copies(class, steps);
     let scattered = |bucket: Bucket| {
-        let dtype = class.plan.precision.gradients;
+        let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
+        let types = ("reduce-scatter", [dtype, exchanged]);
         let grads = transient(class, &bucket, ShardRole::Grad);
         let (ranks, piece) = (shards(class.plan), bucket.piece);
         let scatter = Exchange::scatter_of(vec![piece; ranks]);
         let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
-        exchange_pieces(class, ("reduce-scatter", dtype), scatter, slots, elements, steps);
+        exchange_pieces(class, types, scatter, slots, elements, steps);
         sum_copies(class, grads, piece, steps);
         Piece { bucket, grads }
     };
@@ -114,7 +115,7 @@ pub(super) fn update(
         let (ranks, piece) = (shards(class.plan), bucket.piece);
         let gather = Exchange::gather_of(vec![piece; ranks]);
         let elements = [piece, ranks * piece];
-        exchange_pieces(class, ("all-gather", dtype), gather, slots, elements, steps);
+        exchange_pieces(class, ("all-gather", [dtype; 2]), gather, slots, elements, steps);
     }
     Ok(())
 }
