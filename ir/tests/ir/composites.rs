@@ -1,5 +1,7 @@
 //! Composites: their gradients against those of their definitions, and against differences.
 
+use std::collections::BTreeMap;
+
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
@@ -9,7 +11,8 @@ use gantline_ir::library::{Argument, templates};
 use gantline_ir::module::Attributes;
 use gantline_ir::op::Combiner;
 use gantline_ir::sharding::{Layout, pieces};
-use gantline_ir::{DType, Function, Kind, Module, Op, Tensor};
+use gantline_ir::verify::verify;
+use gantline_ir::{DType, Function, Kind, Module, Op, Tensor, TensorType};
 
 use crate::draws::{Draws, seeds};
 use crate::gradients::{assert_close, differences, gradients, random_cotangents};
@@ -25,12 +28,17 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
     let wide: Vec<usize> = dims.iter().copied().chain([size]).collect();
     let (batch, rows, heads, groups) =
         (1 + r.below(2), 1 + r.below(4), 1 + r.below(3), 1 + r.below(2));
-    let (q, kv) = ([batch, rows, heads * groups, 4], [batch, rows, groups, 4]);
-    let offset = if r.coin() { 0.0 } else { 1000.0 };
+    // Attention may have some of the queries of its sample.
+    let before = if name.starts_with("attention") { r.below(3) } else { 0 };
+    let keys = rows + before + if before > 0 { r.below(2) } else { 0 };
+    let (q, kv) = ([batch, rows, heads * groups, 4], [batch, keys, groups, 4]);
+    let offset = if r.coin() { before as f64 } else { 1000.0 };
     let mut attention = vec![("scale", 0.7), ("group", heads as f64), ("query_offset", offset)];
     let mut of_attention = vec![r.signed(&q), r.signed(&kv), r.signed(&kv)];
     if name.starts_with("attention") {
-        of_attention.extend(extend_attention(&mut attention, [batch, heads * groups, rows], r));
+        let sizes = [batch, heads * groups, rows, keys];
+        of_attention.extend(extend_attention(&mut attention, sizes, r));
+        attention.push(("query_start", before as f64));
     }
     match name {
         "layer_norm" => {
@@ -49,6 +57,8 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
             let all = (heads * groups) as f64;
             let short = f64::from(u8::from(r.coin()));
             attention.extend([("p", 0.3), ("salt", 7.0), ("heads", all), ("short_draws", short)]);
+            let queries = before + rows + r.below(3);
+            attention.extend((before > 0 || r.coin()).then_some(("queries", queries as f64)));
             of_attention.push(r.key());
             (attention, of_attention)
         }
@@ -75,10 +85,10 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
 /// the bias, and sometimes all of a row. Documents are numbered in no order.
 fn extend_attention(
     attributes: &mut Vec<(&'static str, f64)>,
-    [batch, heads, rows]: [usize; 3],
+    [batch, heads, rows, keys]: [usize; 4],
     r: &mut Draws,
 ) -> Vec<Tensor> {
-    if r.coin() && attributes[2] == ("query_offset", 0.0) {
+    if r.coin() && attributes[2] != ("query_offset", 1000.0) {
         attributes.push(("window", (1 + r.below(rows)) as f64));
     }
     if r.coin() {
@@ -86,18 +96,18 @@ fn extend_attention(
     }
     let mut operands = Vec::new();
     if r.coin() {
-        operands.push(random_bias(attributes, [batch, heads, rows], r));
+        operands.push(random_bias(attributes, [batch, heads, rows, keys], r));
     }
     if r.coin() {
         attributes.push(("documents", 1.0));
-        operands.push(r.ids(&[batch, rows], -1, 2));
+        operands.push(r.ids(&[batch, keys], -1, 2));
     }
     operands
 }
 
 fn random_bias(
     attributes: &mut Vec<(&'static str, f64)>,
-    [batch, heads, rows]: [usize; 3],
+    [batch, heads, rows, keys]: [usize; 4],
     r: &mut Draws,
 ) -> Tensor {
     attributes.push(("bias", 1.0));
@@ -109,7 +119,7 @@ fn random_bias(
             dims.push(size);
         }
     }
-    dims.push(rows);
+    dims.push(keys);
     let numbers = r.signed(&dims).to_f64();
     let hidden = |x: f64| if r.below(4) == 0 { f64::NEG_INFINITY } else { x };
     Tensor::f64(&dims, numbers.into_iter().map(hidden).collect())
@@ -262,80 +272,147 @@ fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start
     for offset in &factor.offsets {
         let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
         let start = (start * unit) as f64;
+        let known = ["head_offset", "kv_offset", "query_offset", "query_start"];
+        let known = known.into_iter().find(|known| known == name).unwrap();
         match attributes.iter_mut().find(|(of, _)| of == name) {
             Some((_, number)) => *number += start,
-            None if name == "head_offset" => attributes.push(("head_offset", start)),
-            None => attributes.push(("kv_offset", start)),
+            None => attributes.push((known, start)),
         }
     }
 }
 
-/// Over samples, heads and queries, with biases that have these dims and that share them: pieces
-/// make the whole, and gradients of what is shared are terms of a sum.
+/// Over samples, heads and queries, with biases that have these dims and that share them, within
+/// documents and with dropout: pieces make the whole, and gradients of what is shared are terms of
+/// a sum.
 #[test]
 fn attention_in_pieces_is_attention() {
-    let mut cut = [0; 4];
+    let mut cut = BTreeMap::new();
     for seed in seeds(60) {
         let mut r = Draws::new(seed);
-        let (attributes, mut operands) = sample("attention", &mut r);
-        let with_bias = attributes.contains(&("bias", 1.0));
-        for (at, name) in ["attention", "attention_bwd", "attention_cached"].iter().enumerate() {
-            let mut attributes = attributes.clone();
-            match at {
-                1 => {
-                    let forward = call_of("attention", &attributes, &operands);
-                    let results = eval(&forward, "f", &operands).unwrap();
-                    let dout = r.signed(&results[0].dims);
-                    operands.extend([results[0].clone(), results[1].clone(), dout]);
-                    attributes.extend(with_bias.then_some(("bias_grad", 1.0)));
-                }
-                2 => {
-                    operands.truncate(if with_bias { 4 } else { 3 });
-                    operands.push(Tensor::int(DType::I32, &[], vec![0]));
-                    attributes.retain(|(name, _)| !["query_offset", "documents"].contains(name));
-                }
-                _ => {}
-            }
-            let module = call_of(name, &attributes, &operands);
-            let function = module.function("f").unwrap();
-            let results = eval(&module, "f", &operands).unwrap();
-            for (number, factor) in
-                factors_and_forms(&function.nodes[0], function, &module, &SEQUENCE_FORMS)
-                    .iter()
-                    .enumerate()
-            {
-                // Documents are as many as there are queries.
-                if number == 3 && attributes.contains(&("documents", 1.0)) {
-                    continue;
-                }
-                let units = factor.units.as_constant().unwrap() as usize;
-                let ranks = 2 + r.below(2);
-                let Some(starts) = pieces(units, 1, ranks).filter(|_| units >= ranks) else {
-                    continue;
-                };
-                cut[number] += 1;
-                let of_rank = |rank: usize| {
-                    let local: Vec<Tensor> = operands
-                        .iter()
-                        .zip(&factor.operands)
-                        .map(|(x, layout)| piece(x, *layout, ranks, rank))
-                        .collect();
-                    let mut attributes = attributes.clone();
-                    add_offsets(&mut attributes, factor, starts[rank].start);
-                    let module = call_of(name, &attributes, &local);
-                    eval(&module, "f", &local).unwrap()
-                };
-                let of_ranks: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
-                for (at, (result, layout)) in results.iter().zip(&factor.results).enumerate() {
-                    let parts: Vec<Tensor> = of_ranks.iter().map(|of| of[at].clone()).collect();
-                    let off = whole(&parts, *layout).max_relative_difference(result);
-                    let what = format!("SEED={seed} {name} {attributes:?} {factor:?}");
-                    assert!(off <= 1e-12, "{what}: result {at} is off by {off}");
-                }
+        for (forward, backward) in
+            [("attention", "attention_bwd"), ("attention_dropout", "attention_dropout_bwd")]
+        {
+            let (mut attributes, operands) = sample(forward, &mut r);
+            let results = check_pieces(forward, &attributes, &operands, (seed, &mut cut), &mut r);
+            let has_key = usize::from(forward == "attention_dropout");
+            let dout = r.signed(&results[0].dims);
+            let (taken, key) = operands.split_at(operands.len() - has_key);
+            let forward_results = [results[0].clone(), results[1].clone(), dout];
+            let of_gradient = [taken, &forward_results[..], key].concat();
+            let with_bias = attributes.contains(&("bias", 1.0));
+            attributes.extend(with_bias.then_some(("bias_grad", 1.0)));
+            check_pieces(backward, &attributes, &of_gradient, (seed, &mut cut), &mut r);
+            if has_key == 0 {
+                let not_cached = ["query_offset", "query_start", "documents", "bias_grad"];
+                attributes.retain(|(name, _)| !not_cached.contains(name));
+                let mut operands = operands[..if with_bias { 4 } else { 3 }].to_vec();
+                operands.push(Tensor::int(DType::I32, &[], vec![0]));
+                let name = "attention_cached";
+                check_pieces(name, &attributes, &operands, (seed, &mut cut), &mut r);
             }
         }
     }
     if std::env::var("SEED").is_err() {
-        assert!(cut.iter().all(|count| *count >= 20), "batch, heads, groups, queries: {cut:?}");
+        // A cache has no queries to cut; all others have documents, two of them draws.
+        assert_eq!(cut.len(), 5 * 4 - 1 + 4 + 2, "{cut:?}");
+        assert!(cut.values().all(|count| *count >= 10), "{cut:?}");
     }
+}
+
+/// How often each factor was cut, by its name: those of queries within documents and with draws of
+/// 16 bits are counted apart.
+type Cut = BTreeMap<String, usize>;
+
+/// Cuts a call over two or three ranks along each of its factors and forms; returns its results.
+fn check_pieces(
+    name: &str,
+    attributes: &[(&'static str, f64)],
+    operands: &[Tensor],
+    (seed, cut): (u64, &mut Cut),
+    r: &mut Draws,
+) -> Vec<Tensor> {
+    let module = call_of(name, attributes, operands);
+    let function = module.function("f").unwrap();
+    let results = eval(&module, "f", operands).unwrap();
+    let all = factors_and_forms(&function.nodes[0], function, &module, &SEQUENCE_FORMS);
+    for (number, factor) in all.iter().enumerate() {
+        let units = factor.units.as_constant().unwrap() as usize;
+        let ranks = 2 + r.below(2);
+        let Some(starts) = pieces(units, 1, ranks).filter(|_| units >= ranks) else { continue };
+        *cut.entry(format!("{name} {number}")).or_default() += 1;
+        for flag in ["documents", "short_draws"] {
+            if number == 3 && attributes.contains(&(flag, 1.0)) {
+                *cut.entry(format!("{name} {number} {flag}")).or_default() += 1;
+            }
+        }
+        let of_rank = |rank: usize| {
+            let layouts = operands.iter().zip(&factor.operands);
+            let mut local: Vec<Tensor> =
+                layouts.map(|(x, layout)| piece(x, *layout, ranks, rank)).collect();
+            let mut attributes = attributes.to_vec();
+            if name.starts_with("attention_dropout") {
+                let is_given = attributes.iter().any(|(name, _)| *name == "queries");
+                let queries = ("queries", operands[0].dims[1] as f64);
+                attributes.extend((!is_given).then_some(queries));
+                let is_batch = number == 0;
+                let key = local.last_mut().expect("the key is the last operand");
+                let first = if is_batch { starts[rank].start } else { 0 };
+                *key = moved(key, first);
+            }
+            add_offsets(&mut attributes, factor, starts[rank].start);
+            eval(&call_of(name, &attributes, &local), "f", &local).unwrap()
+        };
+        let of_ranks: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
+        for (at, (result, layout)) in results.iter().zip(&factor.results).enumerate() {
+            let parts: Vec<Tensor> = of_ranks.iter().map(|of| of[at].clone()).collect();
+            let off = whole(&parts, *layout).max_relative_difference(result);
+            let what = format!("SEED={seed} {name} {attributes:?} {factor:?}");
+            assert!(off <= 1e-12, "{what}: result {at} is off by {off}");
+        }
+    }
+    results
+}
+
+/// The key of samples that begin later.
+fn moved(key: &Tensor, samples: usize) -> Tensor {
+    let mut words: Vec<i64> = key.to_f64().into_iter().map(|word| word as i64).collect();
+    words[3] += samples as i64;
+    Tensor::int(DType::U32, &[4], words)
+}
+
+/// A piece of the queries is of as many as there are, and has numbers of documents.
+#[test]
+fn pieces_of_queries_are_within_their_sample() {
+    let ty = |dims: &[usize]| TensorType::of(DType::F64, dims);
+    let (q, kv) = (ty(&[2, 3, 4, 2]), ty(&[2, 5, 2, 2]));
+    let key = TensorType::of(DType::U32, &[4]);
+    let document = TensorType::of(DType::I32, &[2, 5]);
+    let refused = |name: &str, more: &[(&str, f64)], operand: Option<&TensorType>| {
+        let base = [("scale", 1.0), ("group", 2.0), ("query_offset", 9.0)];
+        let dropout = [("p", 0.1), ("salt", 1.0), ("heads", 4.0)];
+        let is_dropout = name == "attention_dropout";
+        let attributes = base.iter().chain(dropout.iter().filter(|_| is_dropout)).chain(more);
+        let types = [&q, &kv, &kv].into_iter().chain(operand).chain(is_dropout.then_some(&key));
+        let types: Vec<TensorType> = types.cloned().collect();
+        let attributes = attributes.map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let mut module = Module::new("m");
+        assert!(module.composite(name, &attributes, &types).is_some(), "{attributes:?}");
+        let found = verify(&module);
+        found.iter().map(|d| d.headline.clone()).collect::<Vec<_>>()
+    };
+    let packed = |start: f64| {
+        refused("attention", &[("documents", 1.0), ("query_start", start)], Some(&document))
+    };
+    assert_eq!(packed(0.0), [""; 0]);
+    assert_eq!(packed(2.0), [""; 0]);
+    let wrong = "`query_start` is 3, and `attention` needs query_start + S <= N";
+    assert_eq!(packed(3.0), [wrong]);
+    assert_eq!(packed(1.5), ["`query_start` is 1.5, and `attention` needs a whole number"]);
+    let dropped = |start: f64, queries: f64| {
+        refused("attention_dropout", &[("query_start", start), ("queries", queries)], None)
+    };
+    assert_eq!(dropped(0.0, 0.0), [""; 0]);
+    assert_eq!(dropped(4.0, 7.0), [""; 0]);
+    assert!(!dropped(5.0, 7.0).is_empty());
+    assert!(!dropped(1.0, 0.0).is_empty());
 }
