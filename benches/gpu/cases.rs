@@ -93,7 +93,7 @@ pub(crate) fn attention() -> Vec<Case> {
             softcap: 0.0,
             bias: None,
             bias_grad: false,
-            documents: false,
+            documents: None,
             query_offset: 0,
             head_offset: Offset::ZERO,
             group: heads / kv_heads,

@@ -544,7 +544,7 @@ fn attention(
         softcap: number("softcap"),
         bias: (number("bias") != 0.0).then(|| bias_strides(attributes, &q, k[1])),
         bias_grad: number("bias_grad") != 0.0,
-        documents: number("documents") != 0.0,
+        documents: (number("documents") != 0.0).then_some(0),
         query_offset: number("query_offset") as i64,
         position: false,
         head_offset,

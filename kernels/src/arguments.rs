@@ -276,7 +276,7 @@ fn bias(a: &Attention) -> Option<Argument> {
 }
 
 fn documents(a: &Attention) -> Option<Argument> {
-    a.documents.then_some(Argument { dtype: DType::I32, len: a.batch * a.keys })
+    a.documents.map(|_| Argument { dtype: DType::I32, len: a.batch * a.keys })
 }
 
 fn attention_inputs(a: &Attention) -> Vec<Argument> {

@@ -432,16 +432,16 @@ impl Products {
 
 /// Softmax attention that never stores its scores.
 ///
-/// `q [B, S, H, D]`, `k v [B, T, G, D]`, where there are any `bias` and `document i32 [B, S]`,
+/// `q [B, S, H, D]`, `k v [B, T, G, D]`, where there are any `bias` and `document i32 [B, T]`,
 /// `out` as `q`, `lse [B, H, S]` contiguous. Query head `h` reads key-value head
 /// `(h + head_offset) / group`. A score is the scaled product of a query and a key, then bounded by
 /// `softcap`, then with the bias added.
 /// With `causal`, key `j` is visible to query `i` iff `j <= i + query_offset` and, with a `window`,
-/// `i + query_offset - window < j`. With `documents`, which is for S = T and no `position`, it is
-/// visible only where `document[b, i] = document[b, j]`, for any numbers. A query that sees no key,
-/// or for which the bias of all that it sees is minus infinity, gives zeros and an `lse` of minus
-/// infinity, and has no gradients. `lse` is the natural logarithm of the sum of exponentials of
-/// scores.
+/// `i + query_offset - window < j`. With `documents`, and then without `position`, it is visible
+/// only where `document[b, i + documents] = document[b, j]`, for any numbers. A query that sees no
+/// key, or for which the bias of all that it sees is minus infinity, gives zeros and an `lse` of
+/// minus infinity, and has no gradients. `lse` is the natural logarithm of the sum of exponentials
+/// of scores.
 ///
 /// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`. `dbias` lies as `bias`:
 /// it is summed over the dims of stride zero.
@@ -492,10 +492,11 @@ pub struct Attention {
     /// Of a gradient, whether that of the bias is wanted.
     #[serde(default)]
     pub bias_grad: bool,
-    /// Whether an input numbers the documents that are packed into a sample, of which a query sees
-    /// the keys of its own.
+    /// Where an input numbers the documents that are packed into a sample, a number for each key,
+    /// and a query sees the keys of its own document alone: the key whose number is that of query
+    /// 0. The numbers of the other queries follow.
     #[serde(default)]
-    pub documents: bool,
+    pub documents: Option<usize>,
     /// Position of query 0 among the keys; negative where the keys start later.
     pub query_offset: i64,
     /// Whether a position that is known at run time is added to it.
@@ -847,6 +848,10 @@ fn display_attention(f: &mut fmt::Formatter<'_>, name: &str, a: &Attention) -> f
         write!(f, " softcap {}", a.softcap)?;
     }
     f.write_str(if a.bias.is_some() { " bias" } else { "" })?;
-    f.write_str(if a.documents { " documents" } else { "" })?;
+    match a.documents {
+        None => {}
+        Some(0) => f.write_str(" documents")?,
+        Some(start) => write!(f, " documents from {start}")?,
+    }
     write!(f, " b{batch} s{queries} t{keys} h{heads} d{dim} {dtype}")
 }

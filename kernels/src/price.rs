@@ -278,7 +278,7 @@ fn bias_elements(a: &Attention) -> u64 {
 
 /// Bytes of the numbers of documents.
 fn document_bytes(a: &Attention) -> u64 {
-    if a.documents { (a.batch * a.keys) as u64 * ir::DType::I32.size() } else { 0 }
+    if a.documents.is_some() { (a.batch * a.keys) as u64 * ir::DType::I32.size() } else { 0 }
 }
 
 /// Keys that some query sees, where a window leaves out the others.
@@ -387,7 +387,7 @@ mod tests {
             softcap: 0.0,
             bias: None,
             bias_grad: false,
-            documents: false,
+            documents: None,
             query_offset: 0,
             position: false,
             head_offset: crate::Offset::ZERO,

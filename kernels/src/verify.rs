@@ -435,8 +435,9 @@ fn attention(a: &Attention, backward: bool) -> Verdict {
             injective(&own.collect::<Vec<_>>(), 0)?;
         }
     }
-    let is_packed = a.queries == a.keys && !a.position;
-    require(!a.documents || is_packed, "documents of other keys than the queries")?;
+    let is_numbered = |start: usize| start <= a.keys && a.queries <= a.keys - start;
+    require(a.documents.is_none_or(is_numbered), "a query has no number of its document")?;
+    require(a.documents.is_none() || !a.position, "documents at a run-time position")?;
     require(!a.bias_grad || (backward && a.bias.is_some()), "a gradient of no bias")?;
     begins(a.head_offset, LIMIT)?;
     let last = a.head_offset.most() as usize + a.heads.max(1) - 1;

@@ -207,7 +207,7 @@ fn attention(length: usize) -> Attention {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
-        documents: false,
+        documents: None,
         query_offset: 0,
         position: false,
         head_offset: Offset::ZERO,

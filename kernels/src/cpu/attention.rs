@@ -173,10 +173,29 @@ pub(super) fn stream(a: &Attention, key: Option<&View>) -> Option<(Dropout, u64,
 pub(super) struct Mask<'a> {
     pub(super) attention: &'a Attention,
     pub(super) dropout: &'a Option<(Dropout, u64, u64)>,
-    /// The documents of the sample's tokens, where there are several.
-    pub(super) documents: Option<&'a [i32]>,
+    /// The documents of the sample, where there are several.
+    pub(super) documents: Option<Documents<'a>>,
     pub(super) batch: usize,
     pub(super) head: usize,
+}
+
+/// The documents of a sample: the numbers of those of queries and of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Documents<'a> {
+    queries: &'a [i32],
+    keys: &'a [i32],
+}
+
+impl<'a> Documents<'a> {
+    /// Those of one sample, of the numbers of all.
+    pub(super) fn of(
+        a: &Attention,
+        documents: Option<&'a [i32]>,
+        batch: usize,
+    ) -> Option<Documents<'a>> {
+        let keys = &documents?[batch * a.keys..][..a.keys];
+        Some(Documents { queries: &keys[a.documents?..][..a.queries], keys })
+    }
 }
 
 /// The smallest and the largest of some numbers.
@@ -194,7 +213,7 @@ impl Mask<'_> {
         let within = |at: usize| at.clamp(key, key + keys) - key;
         let (start, end) = (within(visible.start), within(visible.end));
         let Some(documents) = self.documents.filter(|_| start < end) else { return start..end };
-        let (own, tile) = (documents[query], &documents[key + start..key + end]);
+        let (own, tile) = (documents.queries[query], &documents.keys[key + start..key + end]);
         let Some(first) = tile.iter().position(|&n| n == own) else { return start..start };
         let behind = tile.iter().rev().take_while(|&&n| n != own).count();
         start + first..end - behind
@@ -204,8 +223,8 @@ impl Mask<'_> {
     #[inline(always)]
     pub(super) fn hide<S: Scalar>(&self, query: usize, key: usize, scores: &mut [S]) {
         let Some(documents) = self.documents else { return };
-        let own = documents[query];
-        for (score, &n) in scores.iter_mut().zip(&documents[key..]) {
+        let own = documents.queries[query];
+        for (score, &n) in scores.iter_mut().zip(&documents.keys[key..]) {
             if n != own {
                 *score = S::LOWEST;
             }
@@ -226,14 +245,14 @@ impl Mask<'_> {
         let last = first + queries.max(1) - 1;
         let start = self.attention.visible(first).start;
         let end = self.attention.visible(last).end;
-        let own = self.documents.map(|documents| extremes(&documents[first..=last]));
+        let own = self.documents.map(|documents| extremes(&documents.queries[first..=last]));
         let tiles = (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE).map(move |tile| {
             let key = tile.max(start);
             [key, end.min(tile + KEY_TILE) - key]
         });
         tiles.filter(move |&[key, keys]| {
             let (Some(documents), Some([low, high])) = (self.documents, own) else { return true };
-            let [least, most] = extremes(&documents[key..key + keys]);
+            let [least, most] = extremes(&documents.keys[key..key + keys]);
             least <= high && low <= most
         })
     }
@@ -424,18 +443,9 @@ pub(super) fn bias<S>(a: &Attention, inputs: &[View]) -> Option<Tensor<S>> {
 
 /// The documents of all samples, an input behind the bias.
 pub(super) fn documents<'v>(a: &Attention, inputs: &'v [View]) -> Option<&'v [i32]> {
-    let view = inputs.get(3 + usize::from(a.bias.is_some())).filter(|_| a.documents)?;
-    // SAFETY: the input was checked to hold a number per token, and nobody writes it meanwhile.
+    let view = inputs.get(3 + usize::from(a.bias.is_some())).filter(|_| a.documents.is_some())?;
+    // SAFETY: the input was checked to hold a number per key, and nobody writes it meanwhile.
     Some(unsafe { std::slice::from_raw_parts(view.start::<i32>(), a.batch * a.keys) })
-}
-
-/// Those of one sample.
-pub(super) fn of_sample<'v>(
-    a: &Attention,
-    documents: Option<&'v [i32]>,
-    batch: usize,
-) -> Option<&'v [i32]> {
-    Some(&documents?[batch * a.keys..][..a.keys])
 }
 
 pub(super) fn input<S>(a: &Attention, view: &View, strides: [usize; 3]) -> Tensor<S> {
@@ -480,7 +490,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let lse = outputs.get(1).map(|lse| Shared::new(lse.start::<S>()));
     let bias = bias::<S>(a, inputs);
     let all_documents = documents(a, inputs);
-    let key_at = 3 + usize::from(bias.is_some()) + usize::from(a.documents);
+    let key_at = 3 + usize::from(bias.is_some()) + usize::from(a.documents.is_some());
     let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(key_at)));
     let by = pairs_of(cpu.isa, a);
     let query_tiles = a.queries.div_ceil(QUERY_TILE);
@@ -490,7 +500,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
         let tile = query_tiles - 1 - task % query_tiles;
         let (batch, head) = (task / query_tiles / a.heads, task / query_tiles % a.heads);
         let first = tile * QUERY_TILE;
-        let documents = of_sample(a, all_documents, batch);
+        let documents = Documents::of(a, all_documents, batch);
         cpu.isa.run(Forward {
             mask: Mask { attention: a, dropout: &dropout, documents, batch, head },
             first,

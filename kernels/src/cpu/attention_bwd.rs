@@ -15,8 +15,8 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores,
-    documents, input, load_up_to, multiplier_bytes, of_sample, output, pairs_of, room_of,
+    BiasRows, Documents, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias,
+    bound_scores, documents, input, load_up_to, multiplier_bytes, output, pairs_of, room_of,
     round_rows, seen_at_most, store_up_to, stream,
 };
 use super::formats::{Format, Round};
@@ -103,7 +103,7 @@ impl<S> Tensors<'_, S> {
         dropout: &'a Option<(Dropout, u64, u64)>,
         [batch, head]: [usize; 2],
     ) -> Mask<'a> {
-        let documents = of_sample(attention, self.documents, batch);
+        let documents = Documents::of(attention, self.documents, batch);
         Mask { attention, dropout, documents, batch, head }
     }
 }
@@ -111,7 +111,7 @@ impl<S> Tensors<'_, S> {
 /// Runs the gradient of attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
     // What follows the bias and the documents, where there are any.
-    let rest = &inputs[3 + usize::from(a.bias.is_some()) + usize::from(a.documents)..];
+    let rest = &inputs[3 + usize::from(a.bias.is_some()) + usize::from(a.documents.is_some())..];
     let tensors = Tensors {
         q: input(a, &inputs[0], a.q),
         k: input(a, &inputs[1], a.k),

@@ -86,7 +86,7 @@ impl Names {
         let mut next = || names.next().unwrap_or_default();
         let (q, k, v) = (next(), next(), next());
         let bias = a.bias.map(|_| next());
-        let documents = a.documents.then(&mut next);
+        let documents = a.documents.map(|_| next());
         if part == Part::Forward {
             let key = a.dropout.as_ref().map(|_| next());
             let position = a.position.then(&mut next);
@@ -129,9 +129,10 @@ pub(super) fn tile_of_queries(a: &Attention, size: usize, tile: &str) -> String 
 /// Whether query `s` and key `j`, which are there, are of one document, as an expression; none
 /// where there are no documents.
 pub(super) fn is_together(a: &Attention, names: &Names) -> Option<String> {
-    let (name, tokens) = (names.documents.as_ref()?, a.keys);
-    let of = |token: &str| format!("{name}[(u64)b * {tokens} + (u64){token}]");
-    Some(format!("{} == {}", of("s"), of("j")))
+    let (name, start, tokens) = (names.documents.as_ref()?, a.documents?, a.keys);
+    let of = |token: &str| format!("{name}[(u64)b * {tokens} + {token}]");
+    let own = if start == 0 { "(u64)s".to_owned() } else { format!("(u64)s + {start}") };
+    Some(format!("{} == {}", of(&own), of("(u64)j")))
 }
 
 /// Prints the stream and sample of dropout, and the `offset` of queries among keys.

@@ -320,7 +320,7 @@ impl FlashTile {
             line!(text, "scores[i][n][e] = score;");
             (0..3).for_each(|_| text.end());
         }
-        match a.documents {
+        match a.documents.is_some() {
             true => line!(text, "{{"),
             false => line!(
                 text,

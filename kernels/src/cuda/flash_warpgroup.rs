@@ -357,7 +357,7 @@ impl FlashWarpgroup {
             line!(text, "scores[i] = score;");
             text.end();
         }
-        match a.documents {
+        match a.documents.is_some() {
             true => line!(text, "{{"),
             false => line!(
                 text,

@@ -87,7 +87,7 @@ impl FlashWarpgroupBackward {
         }
         let step = if a.dim > SWIZZLE_COLUMNS { 64 } else { 128 };
         let [of_queries, of_keys] = [[a.batch, a.queries, a.heads], [a.batch, a.keys, a.kv_heads]];
-        let dout = 5 + usize::from(a.bias.is_some()) + usize::from(a.documents);
+        let dout = 5 + usize::from(a.bias.is_some()) + usize::from(a.documents.is_some());
         let maps = [
             map(("q_map", 0), a, of_queries, a.q, step)?,
             map(("k_map", 1), a, of_keys, a.k, KEY_TILE)?,
@@ -598,7 +598,7 @@ impl FlashWarpgroupBackward {
     /// Opens what is done where some query of the step does not see some key of the block.
     fn open_masked(&self, text: &mut Text) {
         let Attention { keys, causal, window, documents, .. } = self.attention;
-        if documents {
+        if documents.is_some() {
             line!(text, "{{");
             return;
         }

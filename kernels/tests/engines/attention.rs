@@ -31,6 +31,7 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
     let bias = (random.below(2) == 0).then(|| bias_strides(random, [batch, heads, queries, keys]));
     let bits = random.pick(&[DrawBits::B24, DrawBits::B16]);
     let (keys_total, key_base) = random.pick(&[(999, 1), (1008, 32)]);
+    let query_base = random.below(700) as u64;
     Attention {
         batch,
         queries,
@@ -44,7 +45,7 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         softcap: random.pick(&[0.0, 0.8]),
         bias_grad: false,
         bias,
-        documents: false,
+        documents: None,
         query_offset: random.below(keys + 40) as i64 - 20,
         position: false,
         head_offset: Offset::Fixed(others as i64),
@@ -57,7 +58,7 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
             heads_total: 13,
             head_base: Offset::Fixed(4),
             queries_total: 1000,
-            query_base: 17,
+            query_base,
             keys_total,
             key_base,
         }),
@@ -74,28 +75,30 @@ pub(crate) fn random_packed(random: &mut Random, dtype: DType) -> Attention {
     packed(random, random_attention, dtype)
 }
 
-/// As many keys as queries, in documents.
+/// As many keys as queries, in documents, or of some of the queries more keys.
 pub(crate) fn packed(
     random: &mut Random,
     draw: impl Fn(&mut Random, DType) -> Attention,
     dtype: DType,
 ) -> Attention {
     let mut a = draw(random, dtype);
-    a.keys = a.queries;
+    let before = random.pick(&[0, 0, 1, 70]);
+    let behind = random.pick(&[0, 0, 40]);
+    a.keys = before + a.queries + behind;
     for strides in [&mut a.k, &mut a.v] {
         strides[0] = a.keys * strides[1];
     }
     a.window = a.window.min(a.keys);
     let sizes = [a.batch, a.heads, a.queries, a.keys];
     a.bias = a.bias.map(|_| bias_strides(random, sizes));
-    Attention { documents: true, ..a }
+    Attention { documents: Some(before), ..a }
 }
 
 /// The document of token `i` of sample `b`: of equal lengths one after the other, or the same with
 /// numbers that come again, or any number for any token.
 fn document(a: &Attention, b: usize, i: usize) -> i32 {
     let length = 1 + (7 * a.heads + 5 * a.dim + 31 * b) % 90;
-    let scrambled = |n: usize| ((n * 2_654_435_761) >> 7) as i32 % 3 - 1;
+    let scrambled = |n: usize| ((n * 2_654_435_761) >> 13) as i32 % 3 - 1;
     match (a.queries + a.dim) % 3 {
         0 => (i / length) as i32,
         1 => scrambled(i / length),
@@ -106,7 +109,7 @@ fn document(a: &Attention, b: usize, i: usize) -> i32 {
 /// The input that numbers documents, where there is one.
 pub(crate) fn document_input(a: &Attention) -> Option<Buffer> {
     let all = (0..a.batch).flat_map(|b| (0..a.keys).map(move |i| document(a, b, i)));
-    a.documents.then(|| Buffer::I32(all.collect()))
+    a.documents.map(|_| Buffer::I32(all.collect()))
 }
 
 /// Strides of a bias that has some of the dims batch, heads and queries, and shares the others.
@@ -145,7 +148,7 @@ pub(crate) fn random_bias(a: &Attention, random: &mut Random) -> Vec<f64> {
 }
 
 fn visible(a: &Attention, b: usize, i: usize, j: usize) -> bool {
-    if a.documents && document(a, b, i) != document(a, b, j) {
+    if a.documents.is_some_and(|start| document(a, b, start + i) != document(a, b, j)) {
         return false;
     }
     let position = i as i64 + a.query_offset;
@@ -419,15 +422,58 @@ fn the_gradient_is_that_of_finite_differences() {
     }
 }
 
-/// A tile of queries alone has the bits that it has among all queries.
-#[test]
-fn bits_of_a_query_do_not_depend_on_other_queries() {
-    for (dtype, window) in [(DType::F32, 70), (DType::BF16, 70), (DType::BF16, 0)] {
-        sets().into_iter().for_each(|isa| cut_queries(isa, dtype, window));
+/// Some of the queries alone, which lie without gaps.
+pub(crate) fn of_queries(whole: &Attention, queries: Range<usize>) -> Attention {
+    let Range { start, end } = queries;
+    let layout = Attention::contiguous(end - start, whole.heads, whole.dim);
+    let of_draws = |d: Dropout| Dropout { query_base: d.query_base + start as u64, ..d };
+    Attention {
+        queries: end - start,
+        query_offset: whole.query_offset + start as i64,
+        documents: whole.documents.map(|before| before + start),
+        dropout: whole.dropout.clone().map(of_draws),
+        q: layout,
+        out: layout,
+        ..whole.clone()
     }
 }
 
-fn cut_queries(isa: Isa, dtype: DType, window: usize) {
+/// Dropout of a model of four heads over these queries and keys.
+pub(crate) fn dropout_of([queries, keys]: [usize; 2], bits: DrawBits) -> Dropout {
+    Dropout {
+        p: 0.25,
+        salt: 9,
+        bits,
+        sample_offset: 0,
+        heads_total: 4,
+        head_base: Offset::Fixed(1),
+        queries_total: queries as u64,
+        query_base: 0,
+        keys_total: keys as u64,
+        key_base: 0,
+    }
+}
+
+/// A tile of queries alone has the bits that it has among all queries, with dropout and documents
+/// too.
+#[test]
+fn bits_of_a_query_do_not_depend_on_other_queries() {
+    for (dtype, window) in [(DType::F32, 70), (DType::BF16, 70), (DType::BF16, 0)] {
+        for isa in sets() {
+            for bits in [None, Some(DrawBits::B24), Some(DrawBits::B16)] {
+                let documents = (window == 0 || bits.is_none()).then_some(90);
+                cut_queries(isa, dtype, window, (documents, bits));
+            }
+        }
+    }
+}
+
+fn cut_queries(
+    isa: Isa,
+    dtype: DType,
+    window: usize,
+    (documents, bits): (Option<usize>, Option<DrawBits>),
+) {
     let mut random = Random::new(5);
     let layout = |length: usize| Attention::contiguous(length, 2, 32);
     let whole = Attention {
@@ -443,12 +489,12 @@ fn cut_queries(isa: Isa, dtype: DType, window: usize) {
         softcap: 0.9,
         bias: Some([0, 300, 0]),
         bias_grad: false,
-        documents: false,
+        documents,
         query_offset: 100,
         head_offset: Offset::ZERO,
         position: false,
         group: 1,
-        dropout: None,
+        dropout: bits.map(|bits| dropout_of([200, 300], bits)),
         dtype,
         q: layout(200),
         k: layout(300),
@@ -459,17 +505,12 @@ fn cut_queries(isa: Isa, dtype: DType, window: usize) {
     let [k, v] = [0, 1].map(|_| Buffer::new(dtype, &random.numbers(300 * 64)));
     let bias = Buffer::new(dtype, &random.numbers(2 * 300));
     let attend = |from: usize, to: usize| {
-        let n = to - from;
-        let part = Attention {
-            queries: n,
-            query_offset: 100 + from as i64,
-            q: layout(n),
-            out: layout(n),
-            ..whole.clone()
-        };
+        let (n, part) = (to - from, of_queries(&whole, from..to));
         let q = Buffer::new(dtype, &q[from * 64..to * 64]);
         let old = [Buffer::new(dtype, &vec![0.0; n * 64]), Buffer::F32(vec![0.0; n * 2])];
-        let inputs = [q, k.clone(), v.clone(), bias.clone()];
+        let inputs = [q, k.clone(), v.clone(), bias.clone()].into_iter();
+        let inputs = inputs.chain(document_input(&whole)).chain(key_input(&whole));
+        let inputs: Vec<Buffer> = inputs.collect();
         run_on_threads(isa, &Kernel::Attention(part), &inputs, &old)[0].numbers()
     };
     let all = attend(0, 200);

@@ -1,14 +1,17 @@
 //! Attention on tensor cores (sm_80), executed by the shim: no further from f64 than twice the
 //! CPU's kernel, on random shapes; mistakes in the text are found.
 
+use std::ops::Range;
+
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::cuda::{Arch, Functions, Tile, functions_for};
 use gantline_kernels::{Attention, Kernel, Offset};
 use ir::DType;
+use ir::random::DrawBits;
 
 use crate::attention::{
-    backward, bias_strides, document_input, forward, key_input, packed, random_attention,
-    random_bias,
+    backward, bias_strides, document_input, dropout_of, forward, key_input, of_queries, packed,
+    random_attention, random_bias,
 };
 use crate::shim::{Library, compiler};
 use crate::tensor::{for_sm80, mistaken};
@@ -176,23 +179,44 @@ fn bits_of_a_query_on_tensor_cores_do_not_depend_on_other_queries() {
         out: layout(200),
         ..whole
     };
-    let (from, to) = (70, 110);
-    let part = Attention {
-        queries: to - from,
-        query_offset: 100 + from as i64,
-        q: layout(to - from),
-        out: layout(to - from),
-        ..whole.clone()
-    };
-    let kernels = [whole.clone(), part].map(Kernel::Attention);
-    let library = Library::new("flash_part", kernels.iter().map(for_sm80).collect());
-    let library = library.expect("there is a compiler");
-    let [all, mut some] = kernels.map(|kernel| Case::new(&mut random, kernel));
-    let width = heads * dim;
-    some.inputs = all.inputs.clone();
-    some.inputs[0] = Buffer::new(whole.dtype, &all.inputs[0].numbers()[from * width..to * width]);
-    let [all, some] = [all.execute(&library, 0, 0), some.execute(&library, 1, 0)];
-    assert_eq!(some[0].numbers(), all[0].numbers()[from * width..to * width]);
+    check_part("flash_part", for_sm80, &mut random, whole, 70..110);
+}
+
+/// Some of the queries of an attention without gaps have the bits that they have among all: alone,
+/// with dropout, and within documents.
+pub(crate) fn check_part(
+    name: &str,
+    functions: fn(&Kernel) -> (Kernel, Functions),
+    random: &mut Random,
+    plain: Attention,
+    queries: Range<usize>,
+) {
+    let sizes = [plain.queries, plain.keys];
+    let dropped =
+        |bits: DrawBits| Attention { dropout: Some(dropout_of(sizes, bits)), ..plain.clone() };
+    let packed = |a: Attention| Attention { documents: Some(30), ..a };
+    let all = [
+        plain.clone(),
+        dropped(DrawBits::B24),
+        packed(plain.clone()),
+        packed(dropped(DrawBits::B16)),
+    ];
+    let kernels =
+        |a: &Attention| [a.clone(), of_queries(a, queries.clone())].map(Kernel::Attention);
+    let functions = all.iter().flat_map(kernels).map(|kernel| functions(&kernel)).collect();
+    let library = Library::new(name, functions).expect("there is a compiler");
+    for (at, whole) in all.iter().enumerate() {
+        let [mut all, mut some] = kernels(whole).map(|kernel| Case::new(random, kernel));
+        let documents = document_input(whole).into_iter();
+        let more: Vec<Buffer> = documents.chain(key_input(whole)).collect();
+        all.inputs[3..].clone_from_slice(&more);
+        some.inputs = all.inputs.clone();
+        let width = whole.heads * whole.dim;
+        let own = queries.start * width..queries.end * width;
+        some.inputs[0] = Buffer::new(whole.dtype, &all.inputs[0].numbers()[own.clone()]);
+        let [all, some] = [all.execute(&library, 2 * at, 0), some.execute(&library, 2 * at + 1, 0)];
+        assert_eq!(some[0].numbers(), all[0].numbers()[own], "{whole:?}");
+    }
 }
 
 /// A gradient, with its outputs in f64 and the distances of the CPU's.
@@ -208,7 +232,7 @@ impl ExpectedGradient {
         let a = Attention { bias_grad: false, ..a.clone() };
         let Expected { case: Case { inputs, .. }, out, lse, .. } = Expected::new(random, a.clone());
         let mut case = Case::new(random, Kernel::AttentionBwd(a.clone()));
-        let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents);
+        let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents.is_some());
         case.inputs[..operands].clone_from_slice(&inputs[..operands]);
         case.inputs[operands] = Buffer::new(a.dtype, &out);
         case.inputs[operands + 1] = Buffer::F32(lse.iter().map(|&x| x as f32).collect());
@@ -343,7 +367,7 @@ fn mistakes_in_the_text_of_attention_are_found() {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
-        documents: false,
+        documents: None,
         query_offset: 140,
         position: false,
         head_offset: Offset::ZERO,

@@ -5,10 +5,10 @@ use gantline_kernels::cuda::{Arch, Functions, TensorMap, Tile, functions_for};
 use gantline_kernels::{Attention, Kernel, Offset};
 use ir::DType;
 
-use crate::flash::{Expected, distance, random_flash, random_of};
+use crate::flash::{Expected, check_part, distance, random_flash, random_of};
 use crate::shim::{Library, compiler};
 use crate::tensor::{EACH, mistaken};
-use crate::{Buffer, Case, Random, assert_close, same_bits};
+use crate::{Random, assert_close, same_bits};
 
 pub(crate) fn for_sm90a(kernel: &Kernel) -> (Kernel, Functions) {
     (kernel.clone(), functions_for(kernel, Arch::Sm90a))
@@ -102,20 +102,7 @@ fn bits_of_a_query_on_warpgroups_do_not_depend_on_other_queries() {
     let mut random = Random::new(8);
     let (heads, dim) = (2, 64);
     let whole = windowed(&mut random, [300, 700, heads, dim]);
-    let (from, to) = (170, 230);
-    let layout = Attention::contiguous(to - from, heads, dim);
-    let query_offset = whole.query_offset + from as i64;
-    let queries = to - from;
-    let part = Attention { queries, query_offset, q: layout, out: layout, ..whole.clone() };
-    let kernels = [whole.clone(), part].map(Kernel::Attention);
-    let library = Library::new("flash_warpgroup_part", kernels.iter().map(for_sm90a).collect());
-    let library = library.expect("there is a compiler");
-    let [all, mut some] = kernels.map(|kernel| Case::new(&mut random, kernel));
-    let width = heads * dim;
-    some.inputs = all.inputs.clone();
-    some.inputs[0] = Buffer::new(whole.dtype, &all.inputs[0].numbers()[from * width..to * width]);
-    let [all, some] = [all.execute(&library, 0, 0), some.execute(&library, 1, 0)];
-    assert_eq!(some[0].numbers(), all[0].numbers()[from * width..to * width]);
+    check_part("flash_warpgroup_part", for_sm90a, &mut random, whole, 170..230);
 }
 
 /// What can be wrong in the text: what is replaced, which time, and by what. Not among them are

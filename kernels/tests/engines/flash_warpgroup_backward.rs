@@ -56,7 +56,7 @@ fn what_is_no_number_stays_with_the_keys_that_are_seen() {
     let case = |(dim, softcap): (usize, f64)| {
         let mut random = Random::new(31);
         let a = windowed(&mut random, [150, 160, 2, dim]);
-        let a = Attention { documents: false, softcap, ..a };
+        let a = Attention { documents: None, softcap, ..a };
         let mut case = ExpectedGradient::new(&mut random, &a).case;
         // lse follows Q, K, V and the result.
         let mut lse = case.inputs[4].numbers();

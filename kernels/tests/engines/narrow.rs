@@ -195,7 +195,7 @@ fn attention_is_that_of_f32_rounded() {
                 continue;
             }
             let forward = run_on_threads(isa, &narrow, &inputs, &old);
-            let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents);
+            let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents.is_some());
             let rest = inputs.split_off(operands);
             inputs.extend(forward);
             let [dout] = &random_buffers(&mut random, &narrow.outputs()[..1])[..] else { return };

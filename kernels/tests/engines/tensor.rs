@@ -353,7 +353,7 @@ pub(crate) fn attention() -> Attention {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
-        documents: false,
+        documents: None,
         query_offset: 0,
         head_offset: Offset::ZERO,
         group: 2,

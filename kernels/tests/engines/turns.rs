@@ -27,7 +27,7 @@ fn grouped([queries, keys, heads, group, dim]: [usize; 5]) -> Attention {
         query_offset: keys as i64 - queries as i64,
         k: layout(keys, kv_heads),
         v: layout(keys, kv_heads),
-        documents: false,
+        documents: None,
         ..windowed(&mut Random::new(3), [queries, queries + keys, heads, dim])
     }
 }

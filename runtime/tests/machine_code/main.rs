@@ -133,7 +133,7 @@ fn attention(dim: usize) -> Attention {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
-        documents: false,
+        documents: None,
         query_offset: 0,
         head_offset: Offset::ZERO,
         group: 2,
@@ -149,7 +149,7 @@ fn attention(dim: usize) -> Attention {
 
 /// Attention whose scores are bounded, within documents.
 fn capped() -> Attention {
-    Attention { softcap: 30.0, documents: true, ..attention(128) }
+    Attention { softcap: 30.0, documents: Some(0), ..attention(128) }
 }
 
 /// A program of two inputs, of one row after the other, with what it computes of `a + b`.
@@ -240,7 +240,7 @@ fn gradients() -> Vec<Expected> {
     });
     let dropped = |dim: usize| Attention { dropout: dropout.clone(), ..attention(dim) };
     let whole = |dim: usize| Attention { causal: false, ..attention(dim) };
-    let windowed = |dim: usize| Attention { window: 130, documents: true, ..attention(dim) };
+    let windowed = |dim: usize| Attention { window: 130, documents: Some(0), ..attention(dim) };
     let by_tma = by_turns_of_tma;
     vec![
         by_turns("gradient of attention of heads of 64", attention(64)),

@@ -189,7 +189,7 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         softcap,
         bias,
         bias_grad: false,
-        documents: false,
+        documents: None,
         query_offset: if position { more } else { keys } as i64,
         position,
         head_offset: Offset::ZERO,
