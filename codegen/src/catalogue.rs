@@ -526,8 +526,12 @@ fn attention(
         sample_offset: 0,
         heads_total: number("heads") as u64,
         head_base: scalars.offset(whole("head_offset"), 0..=whole("heads") - heads),
-        queries_total: q[1] as u64,
-        query_base: 0,
+        queries_total: if number("queries") == 0.0 {
+            q[1] as u64
+        } else {
+            number("queries") as u64
+        },
+        query_base: number("query_start") as u64,
         keys_total: k[1] as u64,
         key_base: 0,
     });
@@ -544,7 +548,7 @@ fn attention(
         softcap: number("softcap"),
         bias: (number("bias") != 0.0).then(|| bias_strides(attributes, &q, k[1])),
         bias_grad: number("bias_grad") != 0.0,
-        documents: (number("documents") != 0.0).then_some(0),
+        documents: (number("documents") != 0.0).then(|| number("query_start") as usize),
         query_offset: number("query_offset") as i64,
         position: false,
         head_offset,

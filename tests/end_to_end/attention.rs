@@ -1,5 +1,6 @@
-//! Attention with windows, soft caps and biases: kernels against the interpreter, and decoding over
-//! a cache against the whole sequence.
+//! Attention with windows, soft caps, biases, documents and dropout, of all queries of a sample or
+//! some of them: kernels against the interpreter, and decoding over a cache against the whole
+//! sequence.
 
 use ir::autodiff::differentiate;
 use ir::build::Builder;
@@ -96,7 +97,7 @@ fn assert_near(found: &[Vec<f64>], wanted: &[Tensor], tolerance: f64, what: &str
 
 #[test]
 fn kernels_of_all_forms_compute_what_the_interpreter_does() {
-    let mut seen = [0; 4];
+    let mut seen = [0; 6];
     for seed in seeds(80) {
         let mut r = Draws::new(seed);
         let (queries, more) = (1 + r.below(9), r.below(5));
@@ -111,8 +112,18 @@ fn kernels_of_all_forms_compute_what_the_interpreter_does() {
             form.attributes.extend([("p", 0.3), ("salt", 3.0), ("heads", form.heads as f64)]);
             form.attributes.push(("short_draws", short));
         }
+        // Of a sample that has as many queries as keys, or more where there are no documents.
+        let before = r.below(more + 1).min(offset as usize);
+        form.attributes.extend((before > 0).then_some(("query_start", before as f64)));
+        if dropout && (before > 0 || r.coin()) {
+            let all = before + queries + r.below(3);
+            form.attributes.push(("queries", all as f64));
+        }
+        form.attributes.extend(r.coin().then_some(("documents", 1.0)));
+        let documents = form.has("documents").then(|| r.ids(&[form.batch, form.keys], -1, 2));
         for dtype in [DType::F64, DType::F32] {
             let mut operands = form.operands(&mut r, dtype);
+            operands.extend(documents.clone());
             operands.extend(dropout.then(|| r.key()));
             let mut module = module_of(name, &form.attributes, &operands);
             let what = format!("SEED={seed} {name} {dtype} {:?}", form.attributes);
@@ -128,12 +139,13 @@ fn kernels_of_all_forms_compute_what_the_interpreter_does() {
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
             assert_near(&found, &wanted, tolerance, &what);
         }
-        for (count, name) in seen.iter_mut().zip(["window", "softcap", "bias", "p"]) {
+        let names = ["window", "softcap", "bias", "p", "query_start", "documents"];
+        for (count, name) in seen.iter_mut().zip(names) {
             *count += usize::from(form.has(name));
         }
     }
     let enough = seen.iter().all(|count| *count >= 10) || std::env::var("SEED").is_ok();
-    assert!(enough, "windows, soft caps, biases, dropouts: {seen:?}");
+    assert!(enough, "windows, soft caps, biases, dropouts, pieces, documents: {seen:?}");
 }
 
 /// Query by query over a cache whose later rows hold anything, and in pieces of several queries.

@@ -103,6 +103,8 @@ const BASE: &[(&str, f64)] = &[
     ("p", 0.3),
     ("salt", 5.0),
     ("heads", 4.0),
+    ("query_start", 1.0),
+    ("queries", 5.0),
     ("theta", 100.0),
     ("sign", 1.0),
     ("offset", 0.2),
@@ -521,7 +523,8 @@ pub(crate) fn model(name: &str, given: &[(&str, f64)]) -> String {
 
 /// Whether numbers are such that the library's texts can be read with them.
 fn is_plain(given: &[(&str, f64)]) -> bool {
-    let whole = ["group", "query_offset", "head_offset", "kv_offset", "window", "salt", "heads"];
+    let offsets = ["query_offset", "head_offset", "kv_offset", "query_start"];
+    let whole = [&offsets[..], &["group", "window", "salt", "heads", "queries"]].concat();
     let is_index = |value: f64| value.fract() == 0.0 && (0.0..=4_294_967_295.0).contains(&value);
     given
         .iter()
