@@ -246,8 +246,8 @@ fn covered(ranges: &mut [[u64; 2]]) -> u64 {
 /// follows from what it has received: the `j`-th message back was sent after the receiver had taken
 /// all that its program takes before it.
 fn mailbox_bytes<P: Borrow<Program>>(program: &Program, programs: &[P]) -> u64 {
-    let peers =
-        programs.iter().map(Borrow::borrow).filter(|p: &&Program| p.tensor == program.tensor);
+    let is_peer = |p: &&Program| p.place()[1..] == program.place()[1..];
+    let peers = programs.iter().map(Borrow::borrow).filter(is_peer);
     let phases: [fn(&Program) -> &[Step]; 2] = [|p| &p.steps, |p| &p.evaluate];
     let to = |peer: &Program| {
         let of_phase = |steps: &fn(&Program) -> &[Step]| {

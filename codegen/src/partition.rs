@@ -503,9 +503,9 @@ impl Partition<'_> {
                 }
                 continue;
             }
-            let shares = self.shares(name, self.units(node, factor)?, 1, axis)?;
-            let start = shares[self.place.coordinates[axis]][0].start;
-            offsets.extend(factor.offsets.iter().map(|offset| (offset.clone(), start as i64)));
+            let units = self.units(node, factor)?;
+            let shares = self.shares(name, units, 1, axis)?;
+            offsets.extend(factor.told(shares[self.place.coordinates[axis]][0].start, units));
         }
         Ok(offsets)
     }
@@ -546,8 +546,18 @@ impl Partition<'_> {
             return Err(format!("`@{callee}` is no composite"));
         };
         for (offset, units) in offsets {
-            if let Offset::Attribute { name, unit } = offset {
-                *attributes.entry(name.clone()).or_insert(0.0) += (*units * *unit as i64) as f64;
+            match offset {
+                Offset::Attribute { name, unit } => {
+                    let before = attributes.entry(name.clone()).or_insert(0.0);
+                    *before += (*units * *unit as i64) as f64;
+                }
+                Offset::Whole { name, unit } => {
+                    let known = attributes.entry(name.clone()).or_insert(0.0);
+                    if *known == 0.0 {
+                        *known = (*units * *unit as i64) as f64;
+                    }
+                }
+                Offset::Start | Offset::RandomStart(_) => {}
             }
         }
         Ok(self.builder.instance(&name, &attributes, operands))

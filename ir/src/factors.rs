@@ -27,7 +27,7 @@ pub struct Factor {
     pub offsets: Vec<Offset>,
 }
 
-/// An attribute that grows by the offset of this rank's piece of the factor.
+/// An attribute that follows from where this rank's piece of the factor lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offset {
     /// The `start` of an iota, a gather or a scatter.
@@ -36,6 +36,14 @@ pub enum Offset {
     RandomStart(usize),
     /// An attribute of a composite, by the elements of the operand's or result's piece.
     Attribute {
+        /// The attribute.
+        name: String,
+        /// Elements of a unit of the value by which it is counted.
+        unit: usize,
+    },
+    /// An attribute of a composite that is the elements of the whole operand or result, unless it
+    /// says already of what the operand is a piece.
+    Whole {
         /// The attribute.
         name: String,
         /// Elements of a unit of the value by which it is counted.
@@ -107,6 +115,18 @@ pub fn factors_and_forms(
     all
 }
 
+impl Factor {
+    /// What attributes say of a piece that starts at a unit, of so many in the whole: each with the
+    /// units by which it grows, or that there are.
+    pub fn told(&self, start: usize, units: usize) -> impl Iterator<Item = (Offset, i64)> {
+        let number = move |offset: &Offset| match offset {
+            Offset::Start | Offset::RandomStart(_) | Offset::Attribute { .. } => start,
+            Offset::Whole { .. } => units,
+        };
+        self.offsets.iter().map(move |offset| (offset.clone(), number(offset) as i64))
+    }
+}
+
 /// Gives an op the sizes that its result has on one rank, and adds the offsets of the pieces, in
 /// units of their factors, to the attributes that count from them. Calls are left to the caller.
 pub fn make_local(op: &mut Op, dims: &[Dim], offsets: &[(Offset, i64)]) {
@@ -122,7 +142,13 @@ pub fn make_local(op: &mut Op, dims: &[Dim], offsets: &[(Offset, i64)]) {
             | (Op::ScatterAdd { start, .. }, Offset::Start)
             | (Op::Scatter { start, .. }, Offset::Start) => *start += units,
             (Op::Random { start, .. }, Offset::RandomStart(dim)) => start[*dim] += units,
-            (_, Offset::Start | Offset::RandomStart(_) | Offset::Attribute { .. }) => {}
+            (
+                _,
+                Offset::Start
+                | Offset::RandomStart(_)
+                | Offset::Attribute { .. }
+                | Offset::Whole { .. },
+            ) => {}
         }
     }
 }
@@ -529,10 +555,13 @@ fn composite_factor(
     let first = declared.places.first()?;
     let size = &function.ty(function.find(&first.value)?).dims[first.dim.unwrap_or(packed)];
     let units = size.divide(unit_of(&first.unit)? as i64)?;
-    let offset = |(attribute, value): &(String, String)| {
+    let counted = |(attribute, value): &(String, String)| {
         let place = declared.places.iter().find(|p| p.value == *value)?;
-        Some(Offset::Attribute { name: attribute.clone(), unit: unit_of(&place.unit)? })
+        Some((attribute.clone(), unit_of(&place.unit)?))
     };
-    let offsets: Option<Vec<Offset>> = declared.offsets.iter().map(offset).collect();
+    let offset = |named| counted(named).map(|(name, unit)| Offset::Attribute { name, unit });
+    let whole = |named| counted(named).map(|(name, unit)| Offset::Whole { name, unit });
+    let offsets = declared.offsets.iter().map(offset);
+    let offsets: Option<Vec<Offset>> = offsets.chain(declared.wholes.iter().map(whole)).collect();
     Some(Factor { units, operands: operands?, results: results?, offsets: offsets? })
 }

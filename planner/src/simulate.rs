@@ -29,7 +29,10 @@ pub struct Breakdown {
     pub kernels_s: f64,
     /// Collectives over `tp`.
     pub tensor_s: f64,
-    /// The reduction of gradients over `dp`, of the loss and of the norm.
+    /// Collectives over `cp`.
+    #[serde(default)]
+    pub context_s: f64,
+    /// The reduction of gradients, of the loss and of the norm.
     pub reduction_s: f64,
     /// Messages between stages.
     pub messages_s: f64,
@@ -41,16 +44,26 @@ pub struct Breakdown {
 
 impl Breakdown {
     /// The parts by name; their sum is the step.
-    pub fn parts(&self) -> [(&'static str, f64); 7] {
+    pub fn parts(&self) -> [(&'static str, f64); 8] {
         [
             ("products", self.products_s),
             ("other kernels", self.kernels_s),
             ("tp collectives", self.tensor_s),
+            ("cp collectives", self.context_s),
             ("dp reduction", self.reduction_s),
             ("messages", self.messages_s),
             ("waiting", self.wait_s),
             ("update", self.update_s),
         ]
+    }
+
+    /// The part to which an exchange along an axis belongs, or one of other ranks.
+    fn exchanged_over(&mut self, axis: Option<Axis>) -> &mut f64 {
+        match axis {
+            Some(Axis::Tp) => &mut self.tensor_s,
+            Some(Axis::Cp) => &mut self.context_s,
+            Some(Axis::Pp | Axis::Dp | Axis::Ep) | None => &mut self.reduction_s,
+        }
     }
 
     /// The sum of the parts.
@@ -76,7 +89,7 @@ pub struct StepTime {
 #[derive(Clone, Copy)]
 enum Item {
     Compute { products: f64, kernels: f64 },
-    Collective { group: usize, is_tensor: bool, seconds: f64 },
+    Collective { group: usize, axis: Option<Axis>, seconds: f64 },
 }
 
 /// What a class is doing.
@@ -164,7 +177,7 @@ pub(crate) fn simulate_scripts(prices: &Prices<'_>, mesh: Mesh, scripts: &[Scrip
     let last = last.expect("a plan has a rank");
     let computed = |t: &Breakdown| t.products_s + t.kernels_s + t.update_s;
     let share = |c: &Class<'_>| computed(&c.time) / seconds.max(f64::MIN_POSITIVE);
-    let firsts = simulation.classes.iter().step_by(mesh.tp.max(1));
+    let firsts = simulation.classes.iter().step_by((mesh.cp * mesh.tp).max(1));
     StepTime {
         seconds,
         breakdown: last.time,
@@ -197,9 +210,9 @@ impl<'a> Simulation<'a> {
                 Item::Compute { products: *products, kernels: *kernels }
             }
             Part::Collective { group, seconds } => {
-                let is_tensor = *group == Group::Axis(Axis::Tp);
+                let axis = if let Group::Axis(axis) = group { Some(*axis) } else { None };
                 let group = self.meeting(self.members(at, group));
-                Item::Collective { group, is_tensor, seconds: *seconds }
+                Item::Collective { group, axis, seconds: *seconds }
             }
         };
         let items = |timed: &Rc<Timed>| timed.parts.iter().map(&mut item).collect();
@@ -361,13 +374,13 @@ impl<'a> Simulation<'a> {
             unreachable!("a class sends what its program says");
         };
         me.next_move();
-        let to = to * self.mesh.tp + class % self.mesh.tp;
+        let (from, to) = (self.mesh.class_coordinates(class)[0], self.mesh.on_stage(class, to));
         *self.messages.entry((class, to)).or_insert(0) += 1;
         let now = self.now;
         let receiver = &mut self.classes[to];
-        if let (Doing::Waiting { .. }, Some(Move::Receive { from })) =
+        if let (Doing::Waiting { .. }, Some(Move::Receive { from: wanted })) =
             (receiver.doing, receiver.script.moves.get(receiver.at_move))
-            && from * self.mesh.tp + class % self.mesh.tp == class
+            && *wanted == from
         {
             receiver.wake(now);
             receiver.doing = Doing::Nothing;
@@ -376,7 +389,7 @@ impl<'a> Simulation<'a> {
 
     /// Starts what comes next, or passes what takes no time. Whether the class goes on at once.
     fn start(&mut self, class: usize) -> bool {
-        let (tp, now) = (self.mesh.tp, self.now);
+        let (mesh, now) = (self.mesh, self.now);
         let me = &mut self.classes[class];
         let Some(next) = me.script.moves.get(me.at_move) else {
             me.doing = Doing::Done;
@@ -389,7 +402,7 @@ impl<'a> Simulation<'a> {
                 me.doing = Doing::Transfer { until: now + seconds, is_message: true };
             }
             Move::Receive { from } => {
-                let there = self.messages.entry((from * tp + class % tp, class)).or_insert(0);
+                let there = self.messages.entry((mesh.on_stage(class, *from), class)).or_insert(0);
                 if *there == 0 {
                     me.doing = Doing::Waiting { since: now };
                     return false;
@@ -409,7 +422,7 @@ impl<'a> Simulation<'a> {
                 let left = products + kernels;
                 self.classes[class].doing = Doing::Compute { left, since: now };
             }
-            Some((_, Item::Collective { group, is_tensor, seconds })) => {
+            Some((_, Item::Collective { group, axis, seconds })) => {
                 let meeting = &mut self.meetings[group];
                 meeting.come += 1;
                 self.classes[class].doing = Doing::Waiting { since: now };
@@ -421,12 +434,7 @@ impl<'a> Simulation<'a> {
                     let member = &mut self.classes[*member];
                     member.wake(now);
                     member.doing = Doing::Transfer { until: now + seconds, is_message: false };
-                    let part = if is_tensor {
-                        &mut member.time.tensor_s
-                    } else {
-                        &mut member.time.reduction_s
-                    };
-                    *part += seconds;
+                    *member.time.exchanged_over(axis) += seconds;
                 }
             }
         }

@@ -39,6 +39,15 @@ fn ranks_that_share_tokens_agree_with_the_interpreter() {
     check_batch(case(&llama(), Keep::Full), &[mesh([1, 1, 2, 3])], &|_| {});
 }
 
+/// Whatever rank draws for it, an element of the whole is dropped or is not.
+#[test]
+fn ranks_that_share_tokens_drop_the_same_elements() {
+    let meshes = [[1, 2, 2, 1], [1, 1, 3, 1], [2, 1, 2, 3]].map(mesh);
+    for (description, keep) in [(gpt2(), Keep::None), (llama(), Keep::Full)] {
+        check_batch(Case { dropout: 0.1, ..case(&description, keep) }, &meshes, &|_| {});
+    }
+}
+
 /// Pieces of weights over all ranks that hold them, or over some, and the other schedules.
 #[test]
 fn ranks_that_share_tokens_share_weights_too() {

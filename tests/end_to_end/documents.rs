@@ -15,7 +15,7 @@ use crate::cli::tiny;
 use crate::mesh::{Weights, arguments, gpt2, llama, random_weights};
 use crate::model::{Wanted, load, plan, session};
 
-const SEQ: usize = 33;
+const SEQ: usize = 36;
 const SAMPLES: usize = 8;
 const VOCAB: u64 = 259;
 
@@ -141,10 +141,11 @@ fn check(description: &Description, seed: u64, wanted: &[Wanted]) {
     }
 }
 
-fn wanted(meshes: &[(usize, usize, usize)], keep: Keep) -> Vec<Wanted> {
-    let each = |&(pp, dp, tp): &(usize, usize, usize)| {
+/// Meshes of `[pp, dp, cp, tp]`.
+fn wanted(meshes: &[[usize; 4]], keep: Keep) -> Vec<Wanted> {
+    let each = |&[pp, dp, cp, tp]: &[usize; 4]| {
         let of = move |sequence| Wanted {
-            mesh: Mesh { pp, dp, tp, ..Mesh::ONE },
+            mesh: Mesh { pp, dp, cp, tp, ..Mesh::ONE },
             microbatch_size: SAMPLES / dp / 2,
             microbatch_count: 2,
             keep,
@@ -157,7 +158,8 @@ fn wanted(meshes: &[(usize, usize, usize)], keep: Keep) -> Vec<Wanted> {
 
 #[test]
 fn packed_documents_are_those_alone() {
-    let meshes = [(1, 1, 1), (1, 4, 1), (1, 1, 3), (3, 1, 1), (2, 2, 3)];
+    let meshes =
+        [[1, 1, 1, 1], [1, 4, 1, 1], [1, 1, 1, 3], [3, 1, 1, 1], [2, 2, 1, 3], [1, 2, 2, 1]];
     check(&gpt2(), 1, &wanted(&meshes, Keep::Full));
     check(&llama(), 2, &wanted(&meshes, Keep::None));
 }
@@ -165,7 +167,11 @@ fn packed_documents_are_those_alone() {
 #[test]
 fn other_positions_are_of_documents_too() {
     for description in others() {
-        check(&description, 3, &wanted(&[(1, 1, 1), (2, 2, 1)], Keep::AllButAttention));
+        check(
+            &description,
+            3,
+            &wanted(&[[1, 1, 1, 1], [2, 2, 1, 1], [1, 1, 3, 2]], Keep::AllButAttention),
+        );
     }
 }
 
@@ -176,7 +182,7 @@ fn a_sample_without_documents_is_one() {
     let packed = Packed::draw(4);
     let [apart, plain] = [true, false].map(|documents| model(&description, SEQ, documents, 0.0));
     let weights = random_weights(&plain, 4);
-    let wanted = wanted(&[(1, 2, 1)], Keep::Full)[0];
+    let wanted = wanted(&[[1, 2, 1, 1]], Keep::Full)[0];
     let losses = [&apart, &plain].map(|model| {
         let module = prepared(model);
         let plan = plan(&module, SEQ, DType::F64, wanted).expect("a plan");
@@ -194,13 +200,14 @@ fn layouts_drop_the_same_elements_of_documents() {
     let description = llama();
     let model = model(&description, SEQ, true, 0.2);
     let (module, weights, packed) = (prepared(&model), random_weights(&model, 5), Packed::draw(5));
-    let losses = wanted(&[(1, 1, 1), (2, 2, 3)], Keep::None).into_iter().map(|wanted| {
-        let plan = plan(&module, SEQ, DType::F64, wanted).expect("a plan");
-        let mut session = session(&module, &plan);
-        load(&mut session, &weights);
-        let scalars = Scalars { seed: 7, ..Scalars::default() };
-        session.step(&packed.batch(), scalars).expect("the step runs").loss_sum
-    });
+    let losses =
+        wanted(&[[1, 1, 1, 1], [2, 2, 1, 3], [1, 2, 3, 1]], Keep::None).into_iter().map(|wanted| {
+            let plan = plan(&module, SEQ, DType::F64, wanted).expect("a plan");
+            let mut session = session(&module, &plan);
+            load(&mut session, &weights);
+            let scalars = Scalars { seed: 7, ..Scalars::default() };
+            session.step(&packed.batch(), scalars).expect("the step runs").loss_sum
+        });
     let losses: Vec<f64> = losses.collect();
     assert!(losses.iter().all(|loss| (loss / losses[0] - 1.0).abs() <= 1e-11), "{losses:?}");
 }

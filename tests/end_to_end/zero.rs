@@ -201,8 +201,9 @@ fn narrow_weights_and_gradients_are_shared() {
             let found = trained(&module, &plan, &weights, f64::INFINITY);
             let (distance, zero) = (distance(&expected, &found), plan.zero.stage);
             // Rates of 1e-2 move weights of about one by the sign of gradients, which rounding of
-            // three digits leaves but for the smallest ones.
-            assert!(distance < 0.05, "zero={zero} {precision}: {distance:e}");
+            // three digits leaves but for the smallest ones; where ranks exchange the gradients of
+            // each micro-batch, these are rounded more often.
+            assert!(distance < 0.1, "zero={zero} {precision}: {distance:e}");
         }
     }
 }

@@ -15,6 +15,8 @@ use super::{CP, Choice, Layouts, Partition, TP, length};
 pub(super) struct Segments {
     /// In units of the factor: where each piece lies in the whole.
     pieces: Vec<Piece>,
+    /// How many units the whole has.
+    units: usize,
     /// How operands and results are cut into them.
     factor: Factor,
     /// What other axes add to attributes.
@@ -36,7 +38,8 @@ impl Partition<'_> {
         }
         let name = &self.global.value(node.results[0]).name;
         let coordinates = self.place.coordinates;
-        let shares = self.shares(name, self.units(node, &factor)?, 1, CP)?;
+        let units = self.units(node, &factor)?;
+        let shares = self.shares(name, units, 1, CP)?;
         let mut pieces = shares[coordinates[CP]].clone();
         if choices[TP] == choices[CP] {
             // Ranks that share tokens have each a range of these pieces.
@@ -44,7 +47,7 @@ impl Partition<'_> {
             pieces = within(&pieces, shares[coordinates[TP]][0]);
         }
         let offsets = self.offsets(node, factors, choices)?;
-        Ok(Some(Segments { pieces, factor, offsets }))
+        Ok(Some(Segments { pieces, units, factor, offsets }))
     }
 
     /// The results of a node, computed piece by piece.
@@ -55,13 +58,13 @@ impl Partition<'_> {
         layouts: &[Layouts],
         operands: &[ValueId],
     ) -> Result<Vec<ValueId>, String> {
-        let Segments { pieces, factor, offsets } = segments;
+        let Segments { pieces, units, factor, offsets } = segments;
         let whole = self.sizes(node.results[0], layouts[0])?;
         let name = self.global.value(node.results[0]).name.clone();
         let (mut parts, mut first) = (Vec::new(), 0);
         for Piece { start, size } in pieces {
             let mut own = offsets.clone();
-            own.extend(factor.offsets.iter().map(|offset| (offset.clone(), *start as i64)));
+            own.extend(factor.told(*start, *units));
             let mut sizes = whole.clone();
             if let Layout::Cut { dim, unit } = factor.results[0] {
                 sizes[dim] = size * unit;

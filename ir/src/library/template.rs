@@ -12,6 +12,7 @@
 //! - `factor heads %q:2 %bias:H partial %dk offset head_offset=%q`: the dims that a factor cuts, by
 //!   number or by size (none where the parameter lacks it; `%dx` has the sizes of `%x`), results
 //!   that are partial sums then unless they are cut, and attributes that count from the shard.
+//!   With `whole queries=%q` an attribute says of a shard how long the whole is.
 //! - `form all-gather %q:1 partial %dk`: as a factor, a way to run the composite on several ranks
 //!   that takes exchanges inside of it, or a part for positions that no attribute counts. A factor
 //!   is computed on pieces alone; of a form the planner asks by name.
@@ -108,6 +109,8 @@ pub struct CompositeFactor {
     pub partial: Vec<String>,
     /// Attributes that grow by the offset of the shard of a value.
     pub offsets: Vec<(String, String)>,
+    /// Attributes that say how long the dim of a value is in the whole.
+    pub wholes: Vec<(String, String)>,
 }
 
 /// Where a factor stands in a value.
@@ -445,7 +448,7 @@ fn read_gradient(text: &str) -> Option<Gradient> {
     Some(gradient)
 }
 
-/// Reads `name %x:2*unit … partial %dw … offset attribute=%x …`.
+/// Reads `name %x:2*unit … partial %dw … offset attribute=%x … whole attribute=%x …`.
 ///
 /// A symbol in place of a number is the dim of the parameter that has it as its size, and for `%dx`
 /// that of `%x`; a parameter without such a dim, or one that is not there, is not cut.
@@ -458,12 +461,12 @@ fn read_factor(line: &str, params: &[(String, Pattern)], text: &str) -> Option<C
     };
     let mut words = line.split(' ').filter(|word| !word.is_empty());
     let name = words.next()?.to_owned();
-    let mut factor =
-        CompositeFactor { name, places: Vec::new(), partial: Vec::new(), offsets: Vec::new() };
+    let (places, partial, offsets, wholes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut factor = CompositeFactor { name, places, partial, offsets, wholes };
     let mut section = "places";
     for word in words {
         match (section, word) {
-            (_, "partial" | "offset") => section = word,
+            (_, "partial" | "offset" | "whole") => section = word,
             ("places", _) => {
                 let (value, place) = word.strip_prefix('%')?.split_once(':')?;
                 let (dim, unit) = match place.split_once('*') {
@@ -485,7 +488,10 @@ fn read_factor(line: &str, params: &[(String, Pattern)], text: &str) -> Option<C
             ("partial", _) => factor.partial.push(word.strip_prefix('%')?.to_owned()),
             _ => {
                 let (attribute, value) = word.split_once("=%")?;
-                factor.offsets.push((attribute.to_owned(), value.to_owned()));
+                let named = (attribute.to_owned(), value.to_owned());
+                let is_offset = section == "offset";
+                let told = if is_offset { &mut factor.offsets } else { &mut factor.wholes };
+                told.push(named);
             }
         }
     }

@@ -148,6 +148,12 @@ impl Mesh {
         [class / self.tp / self.cp, class / self.tp % self.cp, class % self.tp]
     }
 
+    /// The class at the same place of another stage.
+    pub fn on_stage(self, class: usize, stage: usize) -> usize {
+        let of_stage = self.cp * self.tp;
+        stage * of_stage + class % of_stage
+    }
+
     /// The first data-parallel rank of a class.
     pub fn first_of_class(self, class: usize) -> usize {
         let [stage, context, tensor] = self.class_coordinates(class);
@@ -200,6 +206,9 @@ mod tests {
                 let class = mesh.class_of(rank);
                 assert_eq!(mesh.class_coordinates(class), [at[0], at[2], at[3]], "{mesh}");
                 assert_eq!(mesh.along(rank, Axis::Dp, 0), mesh.first_of_class(class), "{mesh}");
+                let next = (at[0] + 1) % mesh.pp;
+                let neighbour = mesh.class_of(mesh.along(rank, Axis::Pp, next));
+                assert_eq!(mesh.on_stage(class, next), neighbour, "{mesh}");
                 let data = mesh.data_index(rank);
                 assert_eq!(mesh.along_data(rank, data), rank, "{mesh}");
                 let other = mesh.along_data(rank, (data + 1) % mesh.data_ranks());

@@ -269,14 +269,18 @@ fn experts_in_pieces_are_experts() {
 
 /// Adds where a piece of a factor begins, in units, to the attributes that count from there.
 fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start: usize) {
-    for offset in &factor.offsets {
-        let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
-        let start = (start * unit) as f64;
-        let known = ["head_offset", "kv_offset", "query_offset", "query_start"];
+    let units = factor.units.as_constant().unwrap() as usize;
+    for (offset, units) in factor.told(start, units) {
+        let (Offset::Attribute { name, unit } | Offset::Whole { name, unit }) = &offset else {
+            panic!("{offset:?}");
+        };
+        let number = (units * *unit as i64) as f64;
+        let known = ["head_offset", "kv_offset", "query_offset", "query_start", "queries"];
         let known = known.into_iter().find(|known| known == name).unwrap();
         match attributes.iter_mut().find(|(of, _)| of == name) {
-            Some((_, number)) => *number += start,
-            None => attributes.push((known, start)),
+            Some(_) if known == "queries" => {}
+            Some((_, before)) => *before += number,
+            None => attributes.push((known, number)),
         }
     }
 }
@@ -351,9 +355,6 @@ fn check_pieces(
                 layouts.map(|(x, layout)| piece(x, *layout, ranks, rank)).collect();
             let mut attributes = attributes.to_vec();
             if name.starts_with("attention_dropout") {
-                let is_given = attributes.iter().any(|(name, _)| *name == "queries");
-                let queries = ("queries", operands[0].dims[1] as f64);
-                attributes.extend((!is_given).then_some(queries));
                 let is_batch = number == 0;
                 let key = local.last_mut().expect("the key is the last operand");
                 let first = if is_batch { starts[rank].start } else { 0 };

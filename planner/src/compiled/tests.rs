@@ -6,13 +6,17 @@ use super::*;
 use crate::machine::Machine;
 
 pub(crate) fn module(layers: usize) -> Module {
+    module_of(layers, 33)
+}
+
+fn module_of(layers: usize, seq: usize) -> Module {
     let config = format!(
         r#"{{"model_type": "gpt2", "vocab_size": 259, "n_positions": 64, "n_embd": 48,
             "n_layer": {layers}, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0,
             "attn_pdrop": 0}}"#
     );
     let description = read_config("config.json", &config, "small").unwrap();
-    let options = Options { seq: 33, dtype: DType::F32, dropout: None, documents: false };
+    let options = Options { seq, dtype: DType::F32, dropout: None, documents: false };
     prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
 }
 
@@ -158,32 +162,36 @@ mod slow {
 
     mod clusters;
 
+    /// Compiles all candidates of a job, each of which takes no less than its bound, and as long as
+    /// its layers say; returns them, and the time of the fastest that fits.
+    fn tried(job: &Job<'_>) -> (Vec<Candidate>, f64) {
+        let mut table = LayerTable::new(job).unwrap();
+        let (all, _) = candidates(job, &mut table).unwrap();
+        let mut least = f64::INFINITY;
+        for (candidate, bound) in &all {
+            let plan = table.plan(candidate).unwrap();
+            let scored = table.score(&plan, candidate).unwrap();
+            let seconds = scored.time.seconds;
+            assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate:?}");
+            assert!(bound.need <= scored.need.0, "{candidate:?}");
+            let timed = table.seconds(candidate).unwrap();
+            assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate:?}: {timed}");
+            let sum = scored.time.breakdown.total();
+            assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate:?}: {scored:?}");
+            if scored.fits() {
+                least = least.min(scored.time.seconds);
+            }
+        }
+        (all.into_iter().map(|(candidate, _)| candidate).collect(), least)
+    }
+
     #[test]
     fn the_answer_is_that_of_trying_all() {
         let module = module(3);
         for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
             let cluster = cluster(memory);
             let job = job(&module, &cluster, ranks);
-            let mut table = LayerTable::new(&job).unwrap();
-            let (all, _) = candidates(&job, &mut table).unwrap();
-            let mut least = f64::INFINITY;
-            for (candidate, bound) in &all {
-                let plan = table.plan(candidate).unwrap();
-                let scored = table.score(&plan, candidate).unwrap();
-                let seconds = scored.time.seconds;
-                assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate:?}");
-                assert!(bound.need <= scored.need.0, "{candidate:?}");
-                let timed = table.seconds(candidate).unwrap();
-                assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate:?}: {timed}");
-                let sum = scored.time.breakdown.total();
-                assert!(
-                    (sum - scored.time.seconds).abs() <= 1e-9 * sum,
-                    "{candidate:?}: {scored:?}"
-                );
-                if scored.fits() {
-                    least = least.min(scored.time.seconds);
-                }
-            }
+            let (_, least) = tried(&job);
             match search(&job) {
                 Ok(found) => {
                     assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
@@ -191,5 +199,31 @@ mod slow {
                 Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
             }
         }
+    }
+
+    /// Ranks that are too many to have samples of their own share tokens, and others where they are
+    /// told to.
+    #[test]
+    fn ranks_without_samples_share_tokens() {
+        let module = module_of(2, 32);
+        let cluster = cluster(1 << 30);
+        let all = |samples: usize, fixed: Option<usize>| {
+            let mut job = Job { global_batch_size: samples, seq: 32, ..job(&module, &cluster, 4) };
+            fixed.iter().for_each(|cp| job.limits.fix(Decision::Cp, *cp));
+            let (all, least) = tried(&job);
+            assert_eq!(search(&job).unwrap().best.time.seconds, least, "{samples} samples");
+            let mut shared: Vec<usize> = all.iter().map(|candidate| candidate.mesh.cp).collect();
+            shared.sort_unstable();
+            shared.dedup();
+            shared
+        };
+        assert_eq!(all(1, None), [1, 2, 4]);
+        assert_eq!(all(4, None), [1]);
+        assert_eq!(all(4, Some(2)), [2]);
+        let three = Job { seq: 33, ..job(&module, &cluster, 4) };
+        let mut limits = three.limits.clone();
+        limits.fix(Decision::Cp, 2);
+        let wrong = search(&Job { limits, ..three }).unwrap_err();
+        assert_eq!(wrong.code, "E3203", "{wrong:?}");
     }
 }
