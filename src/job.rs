@@ -194,6 +194,7 @@ impl Limited {
         let compiled = [
             Decision::Pp,
             Decision::Dp,
+            Decision::Cp,
             Decision::Tp,
             Decision::Sp,
             Decision::Zero,

@@ -103,14 +103,18 @@ pub fn explain(found: &Found) -> Explanation {
 
 /// The kinds of parallelism that a plan uses, by their names.
 pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)> {
-    let Mesh { pp, dp, tp, .. } = candidate.mesh;
+    let Mesh { pp, dp, cp, tp, .. } = candidate.mesh;
     let mut kinds = Vec::new();
     let mut push = |name: &str, what: String| kinds.push((name.to_owned(), what));
     if dp > 1 {
         push("DP", format!("{dp} groups of ranks take different samples"));
     }
+    if cp > 1 {
+        push("CP", format!("{cp} ranks share the tokens of a sample"));
+    }
     if candidate.zero.stage > 0 {
-        push("ZeRO", format!("each of {dp} ranks updates a part of their weights"));
+        let ranks = candidate.zero.ranks(candidate.mesh.data_ranks());
+        push("ZeRO", format!("each of {ranks} ranks updates a part of their weights"));
     }
     if tp > 1 {
         push("TP", format!("{tp} ranks share every weight matrix"));

@@ -66,8 +66,15 @@ impl Usable {
     /// Whether a job's ranks can all be used, within its limits or without.
     ///
     /// # Errors
-    /// `E3204` with the model's limits and the next smaller numbers of ranks that can be.
+    /// `E3204` with the model's limits and the next smaller numbers of ranks that can be, and where
+    /// tokens are no pieces of one size for as many ranks as are told to share them.
     pub fn check(&self, job: &Job<'_>) -> Result<(), Diagnostic> {
+        let pieces = ContextForm::default().pieces(job.limits.fixed(Decision::Cp).unwrap_or(1));
+        if !job.seq.is_multiple_of(pieces) {
+            let headline = format!("{} tokens are not {pieces} equal pieces", job.seq);
+            let help = "use a `cp` whose double divides the tokens, or another --seq";
+            return Err(Diagnostic::error("E3204", Span::of("--fix"), headline).help(help));
+        }
         let free = Job { limits: Limits::default(), ..job.clone() };
         if !self.meshes(job, job.ranks).is_empty() || !self.meshes(&free, job.ranks).is_empty() {
             return Ok(());

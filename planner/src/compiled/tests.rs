@@ -224,6 +224,7 @@ mod slow {
         let mut limits = three.limits.clone();
         limits.fix(Decision::Cp, 2);
         let wrong = search(&Job { limits, ..three }).unwrap_err();
-        assert_eq!(wrong.code, "E3203", "{wrong:?}");
+        assert_eq!(wrong.code, "E3204", "{wrong:?}");
+        assert_eq!(wrong.headline, "33 tokens are not 4 equal pieces");
     }
 }
