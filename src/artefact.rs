@@ -64,8 +64,8 @@ pub fn assemble(
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
-    let ir::Mesh { pp, dp, tp, .. } = plan.mesh;
-    let mesh = [("pp", pp), ("dp", dp), ("tp", tp)];
+    let ir::Mesh { pp, dp, cp, tp, .. } = plan.mesh;
+    let mesh = [("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp)];
     let report = Report {
         model: question.model.clone(),
         params: model.param_count(),

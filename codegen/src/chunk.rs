@@ -119,17 +119,23 @@ pub(crate) fn stem(name: &str) -> Option<&str> {
 impl Wide {
     /// The wide values of a function that one rank runs by itself.
     pub(crate) fn of(function: &Function, target: Option<Target>) -> Wide {
-        Wide { is_agreed: false, ..Wide::of_ranks(function, [1; 3], target) }
+        Wide { is_agreed: false, ..Wide::of_ranks(function, &|_| None, [1; 3], target) }
     }
 
     /// The wide values of a function that `ranks` ranks along `[dp, cp, tp]` share. They follow
     /// from the whole function, so that a rank with a shorter piece of the vocabulary finds the
     /// same.
-    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 3], target: Option<Target>) -> Wide {
+    /// `tokens` says which dim of a value they share along `cp`.
+    pub(crate) fn of_ranks(
+        function: &Function,
+        tokens: &dyn Fn(&str) -> Option<usize>,
+        ranks: [usize; 3],
+        target: Option<Target>,
+    ) -> Wide {
         let limits = Limits::of(target);
         let name = |node: &Node| function.value(node.results[0]).name.clone();
         let nodes = function.nodes.iter();
-        let cut = |node: &Node| cut(function, node, ranks, &limits);
+        let cut = |node: &Node| cut(function, node, (tokens(&name(node)), ranks), &limits);
         let found = nodes.filter_map(|node| Some((name(node), cut(node)?)));
         let values: BTreeMap<String, Cut> = found.collect();
         let count = |value: &Value| Some((value.name.clone(), value.ty.count()?));
@@ -148,8 +154,13 @@ struct Seed {
 }
 
 /// How the result of a node is cut if it is wide.
-fn cut(function: &Function, node: &Node, ranks: [usize; 3], limits: &Limits) -> Option<Cut> {
-    let [dp, cp, tp] = ranks;
+fn cut(
+    function: &Function,
+    node: &Node,
+    (tokens, [dp, cp, tp]): (Option<usize>, [usize; 3]),
+    limits: &Limits,
+) -> Option<Cut> {
+    let cp = if tokens.is_some() { cp } else { 1 };
     let Op::Contract(einsum) = &node.op else { return None };
     let ty = function.ty(node.result());
     let (sizes, elements) = (ty.sizes()?, ty.count()?);
@@ -173,8 +184,7 @@ fn cut(function: &Function, node: &Node, ranks: [usize; 3], limits: &Limits) -> 
         let dim = uncut.max_by_key(|dim| sizes[*dim]);
         let narrow = function.ty(*operand).count()?;
         if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
-            // Tokens of a sample, the second dim, are cut over ranks too.
-            let size = if dim == 1 { sizes[dim] / cp } else { sizes[dim] };
+            let size = if tokens == Some(dim) { sizes[dim] / cp } else { sizes[dim] };
             let fits = |count: &usize| size.is_multiple_of(*count);
             let enough = (2..=count).filter(|count| *count as u64 >= wanted).find(fits);
             let count = enough.or_else(|| (2..=count).rev().find(fits));

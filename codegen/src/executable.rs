@@ -76,7 +76,10 @@ impl Features {
         let table = [
             (self.on_gpus, "devices that are GPUs"),
             (self.ep > 1, "expert parallelism"),
-            (is_split && !has_whole_shards, "ZeRO over ranks of which `cp` is no factor"),
+            (
+                is_split && !has_whole_shards,
+                "ZeRO over ranks that are neither a multiple of cp nor a factor",
+            ),
             (self.offload.places().into_iter().any(is_moved), "offload"),
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()

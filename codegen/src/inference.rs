@@ -231,7 +231,7 @@ impl<'a, 'c> Work<'a, 'c> {
         let mut whole = function.clone();
         whole.bind(&bindings(place));
         let wide = Wide::of(&local.function, place.target);
-        let unsharded = Unsharded { wide, ..Unsharded::of(&whole, place) };
+        let unsharded = Unsharded { wide, ..Unsharded::of(&whole, shardings, place) };
         let own = (&local.function, &local.module);
         let lowered = routine_in_pieces(own, &unsharded, &[], &in_place, self.class.table)?;
         let frame_bytes = lowered.frame_bytes;

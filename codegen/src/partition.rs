@@ -22,7 +22,9 @@ use ir::{
 /// the later one cuts what the earlier one has left.
 pub const VALUE_AXES: [Axis; 3] = [Axis::Dp, Axis::Cp, Axis::Tp];
 
-/// The place of `cp` among [`VALUE_AXES`].
+/// The place of `dp` among [`VALUE_AXES`].
+const DP: usize = 0;
+/// The place of `cp` among them.
 const CP: usize = 1;
 /// The place of `tp` among them.
 const TP: usize = 2;
@@ -123,15 +125,15 @@ impl Operands<'_> {
     }
 }
 
-/// The choice on one axis that yields `results`, moving the fewest elements of the operands.
-/// None when the node cannot yield them.
+/// The choice on one axis that yields `results`, moving the fewest elements of the operands; of the
+/// factors only those that can be cut. None when the node cannot yield them.
 pub fn choose(
     node: &Node,
-    factors: &[Factor],
+    (factors, can_be_cut): (&[Factor], &dyn Fn(&Factor) -> bool),
     operands: &Operands<'_>,
     results: &[Layout],
 ) -> Option<Choice> {
-    let cuts = (0..factors.len()).map(Choice::Cut);
+    let cuts = (0..factors.len()).filter(|at| can_be_cut(&factors[*at])).map(Choice::Cut);
     let terms = (0..term_ways(&node.op, node.operands.len()).len()).map(Choice::Terms);
     let candidates = std::iter::once(Choice::Replicate).chain(cuts).chain(terms);
     let mut best: Option<(u64, Choice)> = None;
@@ -433,17 +435,20 @@ impl Partition<'_> {
         let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
         let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
         for (axis, all) in all.iter().enumerate() {
-            let factors = canonical(all.clone(), node, self.global, self.place.sizes[axis]);
+            let ranks = self.place.sizes[axis];
+            let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
             let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
-            let operands =
-                Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed: axis == CP };
-            let choice = choose(node, &factors, &operands, &yields).ok_or_else(|| {
+            let are_placed = axis == CP;
+            let operands = Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed };
+            let can_be_cut = |factor: &Factor| self.can_be_cut(node, factor, axis);
+            let factors = (&factors[..], &can_be_cut as &dyn Fn(&Factor) -> bool);
+            let choice = choose(node, factors, &operands, &yields).ok_or_else(|| {
                 let name = &self.global.value(node.results[0]).name;
                 let axis = VALUE_AXES[axis];
                 format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
             })?;
-            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors).0) {
+            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, factors.0).0) {
                 operand[axis] = layout;
             }
             choices.push(choice);
@@ -475,6 +480,23 @@ impl Partition<'_> {
             self.define(*result, layouts, local);
         }
         Ok(())
+    }
+
+    /// Whether a factor leaves every rank along an axis a piece, and `dp` and `cp` cut no dim both:
+    /// one counts samples, the other one their tokens.
+    fn can_be_cut(&self, node: &Node, factor: &Factor, axis: usize) -> bool {
+        let values = node.operands.iter().chain(&node.results);
+        let layouts = factor.operands.iter().chain(&factor.results);
+        values.zip(layouts).all(|(value, layout)| {
+            let Layout::Cut { dim, unit } = *layout else { return true };
+            let Ok(produced) = self.produced(*value) else { return false };
+            let Ok(sizes) = self.sizes_outside(*value, produced, axis) else { return false };
+            let others = [DP, CP].into_iter().filter(|other| axis != TP && *other != axis);
+            let mut dims = others.map(|other| produced[other].cut_dim());
+            let order = VALUE_AXES[axis].piece_order();
+            order.shares(sizes[dim], unit, self.place.sizes[axis]).is_some()
+                && dims.all(|other| other != Some(dim))
+        })
     }
 
     /// The attributes that move with the cut, and by how many units; those along `cp` move with

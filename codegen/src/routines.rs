@@ -215,7 +215,8 @@ impl<'m> Layers<'m> {
         let local = self.local(&gradient, shardings, place)?;
         let late = |param: ValueId| is_late.get(param.index()).copied().unwrap_or(false);
         let is_late = primal.differentiable_params().map(late).collect();
-        let cut = Cut { local, keep, is_late, unsharded: self.unsharded(&gradient, place) };
+        let cut =
+            Cut { local, keep, is_late, unsharded: self.unsharded(&gradient, shardings, place) };
         if let Some(there) = self.cuts.get(&cut) {
             return Ok(*there);
         }
@@ -242,7 +243,7 @@ impl<'m> Layers<'m> {
         adds: &[bool],
     ) -> Result<(Arc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
-        let unsharded = self.unsharded(name, place);
+        let unsharded = self.unsharded(name, shardings, place);
         let Local { function, module, .. } = &self.locals[local];
         let key = (local, adds.to_vec(), unsharded);
         if let Some(there) = self.forward.get(&key) {
@@ -255,10 +256,11 @@ impl<'m> Layers<'m> {
     }
 
     /// What follows from a whole function, whose sizes were bound for a place.
-    fn unsharded(&self, name: &str, place: Place) -> Unsharded {
+    fn unsharded(&self, name: &str, shardings: &Shardings, place: Place) -> Unsharded {
         let bound = self.bound.get(&(place.microbatch_size * place.sizes[0]));
         let function = bound.and_then(|bound| bound.function(name));
-        function.map_or_else(Unsharded::default, |function| Unsharded::of(function, place))
+        function
+            .map_or_else(Unsharded::default, |function| Unsharded::of(function, shardings, place))
     }
 
     /// The local function of a place.

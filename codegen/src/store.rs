@@ -39,7 +39,7 @@ pub(crate) struct WeightPlace {
     pub(crate) is_coded: bool,
     /// The stages that hold it.
     pub(crate) stages: Vec<usize>,
-    /// The calls that read it, where ranks along `dp` share gradients.
+    /// The calls that read it, where ranks share gradients.
     pub(crate) callers: Vec<Caller>,
     /// Whether this stage is the first of them.
     pub(crate) owned: bool,
@@ -109,7 +109,7 @@ pub(crate) struct RegionPlace {
     pub(crate) scales: Vec<u64>,
 }
 
-/// Weights side by side of which each rank along `dp` updates one piece.
+/// Weights side by side of which each rank that holds them updates one piece.
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
     pub(crate) region: Region,

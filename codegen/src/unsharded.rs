@@ -1,9 +1,9 @@
 //! What follows from a function that is not sharded, so that all ranks that share it decide alike.
 
-use ir::{Function, Target};
+use ir::{Axis, Function, Target};
 
 use crate::chunk::Wide;
-use crate::partition::Place;
+use crate::partition::{Place, Shardings};
 use crate::tilings::Tilings;
 
 /// Decisions that are the same on all ranks, whatever their shards are like.
@@ -19,9 +19,10 @@ pub(crate) struct Unsharded {
 
 impl Unsharded {
     /// Those of a function whose sizes are bound, for the ranks of a place. O(nodes).
-    pub(crate) fn of(function: &Function, place: Place) -> Unsharded {
+    pub(crate) fn of(function: &Function, shardings: &Shardings, place: Place) -> Unsharded {
         let Place { sizes, target, .. } = place;
-        let wide = Wide::of_ranks(function, sizes, target);
+        let tokens = |name: &str| shardings.get(name)?.on(Axis::Cp).cut_dim();
+        let wide = Wide::of_ranks(function, &tokens, sizes, target);
         Unsharded { target, wide, tilings: Tilings::of(function, target) }
     }
 

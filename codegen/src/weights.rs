@@ -148,7 +148,7 @@ pub(crate) fn shards(plan: &Plan) -> usize {
     if splits { plan.zero.ranks(plan.mesh.data_ranks()) } else { 1 }
 }
 
-/// Whether ranks along `dp` share gradients, not only what is updated (ZeRO 2 and 3).
+/// Whether ranks share gradients, not only what is updated (ZeRO 2 and 3).
 pub(crate) fn shares_gradients(plan: &Plan) -> bool {
     plan.zero.stage > 1 && shards(plan) > 1
 }

@@ -11,7 +11,7 @@ use crate::dim::Dim;
 use crate::library::{CompositeFactor, Definition, templates};
 use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
 use crate::op::{Binary, Combiner, Einsum, Op, Unary};
-use crate::sharding::{Layout, pieces};
+use crate::sharding::{Axis, Layout};
 use crate::types::TensorType;
 
 /// One iteration factor of a node: the layouts on an axis that cuts it.
@@ -153,22 +153,23 @@ pub fn make_local(op: &mut Op, dims: &[Dim], offsets: &[(Offset, i64)]) {
     }
 }
 
-/// The factors with every cut in the smallest unit that has the same pieces over `ranks`, so that
-/// layouts that are the same shards are equal. Open sizes stay as they are.
+/// The factors with every cut in the smallest unit that has the same pieces over the ranks of an
+/// axis, so that layouts that are the same shards are equal. Open sizes stay as they are.
 pub fn canonical(
     mut factors: Vec<Factor>,
     node: &Node,
     function: &Function,
-    ranks: usize,
+    (axis, ranks): (Axis, usize),
 ) -> Vec<Factor> {
+    let shares = |size, unit| axis.piece_order().shares(size, unit, ranks);
     let simplify = |value: &ValueId, layout: &mut Layout| {
         if let Layout::Cut { dim, unit } = layout
             && *unit > 1
             && let Some(size) = function.ty(*value).dims[*dim].as_constant()
         {
             let size = size as usize;
-            let wanted = pieces(size, *unit, ranks);
-            let same = |smaller: &usize| pieces(size, *smaller, ranks) == wanted;
+            let wanted = shares(size, *unit);
+            let same = |smaller: &usize| shares(size, *smaller) == wanted;
             *unit = (1..=*unit).find(same).unwrap_or(*unit);
         }
     };

@@ -448,12 +448,10 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
             .help("use a batch that is a multiple of the number of ranks")
     });
     let mut diagnostic =
-        diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch");
+        diagnostic.note("pp · dp · cp · tp is the number of ranks, and dp · mbs divides the batch");
     if job.limits.fixed(Decision::Zero).is_some_and(|stage| stage > 0) {
-        diagnostic = diagnostic.note(
-            "zero is 1, 2 or 3 where dp > 1, weights are updated, and gradients are exchanged as \
-             what they are summed as",
-        );
+        diagnostic =
+            diagnostic.note("zero is 1, 2 or 3 where dp · cp > 1, and weights are updated");
     }
     match job.limits.fixed(Decision::Vpp).is_some_and(|chunks| chunks > 1) {
         true => diagnostic.note("with vpp, pp divides the micro-batches, and pp · vpp are calls"),

@@ -225,6 +225,8 @@ pub struct MeshRow {
     pub pp: u64,
     /// Replicas.
     pub dp: u64,
+    /// Ranks that share the tokens of a sample.
+    pub cp: u64,
     /// Ranks that share a layer.
     pub tp: u64,
     /// Whether they share the sequence.

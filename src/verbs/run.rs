@@ -18,7 +18,7 @@ use codegen::prepare::prepare_inference_as;
 use ir::ids::{self, IGNORED, Ids, Unknown};
 use ir::import::{Model, Options};
 use ir::precision::Precision;
-use ir::{DType, Diagnostic, Plan, Span};
+use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
 use runtime::load::{Named, collect_weights, write_named};
@@ -309,12 +309,14 @@ impl Work<'_> {
         let Work { args, question, plan, model, weights, feed } = *self;
         let precision = Precision::uniform(answer.dtype);
         let module = prepare_inference_as(model.module.clone(), LOGITS, &precision)?;
-        let samples = feed.samples / plan.mesh.dp;
-        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, precision)?;
+        // Programs for inference share no tokens.
+        let mesh = Mesh { cp: 1, ..plan.mesh };
+        let samples = feed.samples / mesh.dp;
+        let forward = plan_forward(&module, LOGITS, mesh, samples, feed.seq, precision)?;
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
         let ids = Ids::of(&module, LOGITS);
-        let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
-        let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
+        let classes = Classes { programs, kernels, mesh, ids };
+        let mut session = crate::start(classes, question.cluster.threads(mesh.ranks()))?;
         weights.fill(&mut session, model)?;
         let batch = Batch { tokens: &feed.tokens, ..Batch::default() };
         session.infer(0, &batch)?;

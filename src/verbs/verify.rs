@@ -562,10 +562,11 @@ fn plans(count: usize) -> String {
 }
 
 fn mesh_row(line: &Line) -> MeshRow {
-    let Mesh { pp, dp, tp, .. } = line.mesh;
+    let Mesh { pp, dp, cp, tp, .. } = line.mesh;
     MeshRow {
         pp: pp as u64,
         dp: dp as u64,
+        cp: cp as u64,
         tp: tp as u64,
         sequence: line.sequence,
         error_max: line.error,

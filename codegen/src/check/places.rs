@@ -11,7 +11,7 @@ use kernels::bounds::class_name;
 use super::Findings;
 
 /// Weights are padded to as many elements as take whole lines in the narrowest of their types, so
-/// that in the widest there are more lines between one and the next. Where ranks along `dp` share
+/// that in the widest there are more lines between one and the next. Where several ranks share
 /// them, the last one is padded so that all pieces are.
 const PADDING_MAX: u64 = ALIGNMENT * 8;
 
@@ -27,7 +27,7 @@ pub(super) struct Places {
 
 impl Places {
     /// Finds the buffers that views are of: of whole buffers that persist, side by side, with the
-    /// bytes between one and the next. `ranks` are those along `dp`.
+    /// bytes between one and the next. `ranks` hold the same weights.
     pub(super) fn of(
         program: &Program,
         (all, ranks): (&[Program], usize),
@@ -133,7 +133,7 @@ fn tile(parts: &[(Range<u64>, u32)], range: &Range<u64>) -> bool {
     at == range.end
 }
 
-/// Whether ranks along `dp` share the update of weights.
+/// Whether ranks share the update of weights.
 pub(super) fn is_split(program: &Program) -> bool {
     program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }))
 }

@@ -74,7 +74,7 @@ pub(crate) struct Class<'a> {
     /// By the moments of the clock.
     frames: BTreeMap<usize, BufferId>,
     feeds: BTreeMap<Feed, BufferId>,
-    /// What ranks along `dp` exchange around calls.
+    /// What ranks with the same weights exchange around calls.
     exchanges: Exchanges,
     /// Whether parameters are gathered one call ahead, as devices do that compute meanwhile.
     gathers_ahead: bool,

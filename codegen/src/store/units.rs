@@ -1,4 +1,4 @@
-//! Buckets of which ranks along `dp` share gradients, and parameters too (ZeRO 2 and 3, Rajbhandari
+//! Buckets of which ranks share gradients, and parameters too (ZeRO 2 and 3, Rajbhandari
 //! et al. 2020).
 //!
 //! A unit is a bucket that the same calls read, on all stages. A call makes whole gradients of it,
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{Bucket, Caller, Region, Store, WeightPlace, quantum, region_of};
 
-/// A bucket of which ranks along `dp` share gradients, and all weights that the same calls read.
+/// A bucket of which ranks share gradients, and all weights that the same calls read.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
     pub(crate) region: Region,

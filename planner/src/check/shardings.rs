@@ -54,6 +54,9 @@ pub(super) fn check_shardings(
         let is_weight = |operand: &ValueId| is_weight(entry, *operand);
         let weights: Vec<bool> = node.operands.iter().map(is_weight).collect();
         layer.check_weights(primal, &weights, &bound);
+        layer.check_gradients_passed(primal, &weights);
+        let given = node.results.iter().map(|result| entry.results.contains(result));
+        layer.check_sums(primal, given);
     }
     if found.is_empty() {
         check_boundaries(module, entry, plan, found);
@@ -116,10 +119,11 @@ impl Layer<'_> {
         if let (Axis::Tp, Layout::Cut { dim: outer, unit }) = (axis, self.layout(value, Axis::Cp))
             && outer == dim
         {
-            let parts = pieces(size, unit, self.plan.mesh.cp).unwrap_or_default();
-            size = parts.iter().map(|piece| piece.size).min().unwrap_or(0);
+            let parts = Axis::Cp.piece_order().shares(size, unit, self.plan.mesh.cp);
+            let part = parts.as_ref().and_then(|parts| parts.first());
+            size = part.map_or(0, |part| part.iter().map(|piece| piece.size).sum());
         }
-        pieces(size, unit, self.ranks(value, axis)).is_some()
+        axis.piece_order().shares(size, unit, self.ranks(value, axis)).is_some()
     }
 
     /// Whether every value has a sharding of its dims, without empty pieces.
@@ -219,7 +223,7 @@ impl Layer<'_> {
                     Axis::Pp | Axis::Dp | Axis::Tp => &[],
                 };
                 let all = factors_and_forms(node, self.function, bound, forms);
-                let factors = canonical(all, node, self.function, ranks);
+                let factors = canonical(all, node, self.function, (axis, ranks));
                 if !self.is_computable(node, &factors, &zeros, axis) {
                     let name = &self.function.value(node.results[0]).name;
                     let op = ir::infer::name(&node.op);
@@ -307,6 +311,45 @@ impl Layer<'_> {
         }
     }
 
+    /// What layers pass back lies as what they have passed on.
+    fn check_gradients_passed(&mut self, primal: &Function, is_weight: &[bool]) {
+        let gradients = self.function.results[primal.results.len()..].to_vec();
+        let params = primal.differentiable_params().zip(gradients);
+        let params = params.filter(|(param, _)| !is_weight[param.index()]);
+        let cotangent = |result: &ValueId| {
+            let name = format!("d.{}", self.function.value(*result).name);
+            let found = self.function.find(&name)?;
+            (found.index() < self.function.param_count).then_some((*result, found))
+        };
+        let results = self.function.results[..primal.results.len()].iter().filter_map(cotangent);
+        let pairs: Vec<(ValueId, ValueId)> = params.chain(results).collect();
+        for (value, gradient) in pairs {
+            let differs = |axis: &Axis| self.layout(value, *axis) != self.layout(gradient, *axis);
+            let sums = self.function.ty(value).ndim() == 0;
+            if let Some(axis) = AXES.iter().find(|axis| !sums && differs(axis)) {
+                let name = &self.function.value(value).name;
+                let headline = format!("`%{name}` and its gradient lie differently on {axis}");
+                self.report("E3307", headline);
+            }
+        }
+    }
+
+    /// Results of the entry are sums over samples and tokens, of which each rank has a term.
+    fn check_sums(&mut self, primal: &Function, given: impl Iterator<Item = bool>) {
+        let zeros = zeros(self.function);
+        let results = self.function.results[..primal.results.len()].to_vec();
+        for (result, _) in results.into_iter().zip(given).filter(|(_, is_given)| *is_given) {
+            for axis in [Axis::Dp, Axis::Cp] {
+                let ranks = self.ranks(result, axis);
+                if ranks > 1 && self.layout(result, axis) != TERM && !zeros[result.index()] {
+                    let name = &self.function.value(result).name;
+                    let headline = format!("`%{name}` is whole on each rank of {axis}={ranks}");
+                    self.report("E3306", format!("{headline}: their sum counts it {ranks} times"));
+                }
+            }
+        }
+    }
+
     /// A weight of experts is cut by experts over `ep` and by nothing else there; any other is not.
     fn check_experts(&mut self, name: &str, (param, experts): (ValueId, Option<usize>)) {
         let ep = self.plan.ep;
@@ -354,14 +397,24 @@ impl Layer<'_> {
 fn check_boundaries(module: &Module, entry: &Function, plan: &Plan, found: &mut Vec<Diagnostic>) {
     let mut lies: BTreeMap<ValueId, (Sharding, String)> = BTreeMap::new();
     let sharding = |function: &str, value: &str| {
-        plan.functions.get(function).and_then(|f| f.shardings.get(value)).cloned()
+        let planned = plan.functions.get(function).and_then(|f| f.shardings.get(value));
+        plan.mesh.relevant_besides(plan.ep, planned.unwrap_or(&Sharding::default()))
     };
+    for param in entry.params() {
+        let value = entry.value(param);
+        let is_fed = !value.ty.dtype.is_float() && value.ty.ndim() == 2;
+        if is_fed && value.ty.dims[0].mentions(Dim::BATCH) {
+            let own = [(Axis::Dp, Layout::cut(0)), (Axis::Cp, Layout::cut(1))];
+            let own = plan.mesh.relevant(&Sharding::new(own));
+            lies.insert(param, (own, format!("`%{}`, which is fed,", value.name)));
+        }
+    }
     for node in &entry.nodes {
         let Op::Call { function } = &node.op else { continue };
         let Some(callee) = module.function(function) else { continue };
         for (param, operand) in callee.params().zip(&node.operands) {
             let name = &callee.value(param).name;
-            let Some(wanted) = sharding(function, name) else { continue };
+            let wanted = sharding(function, name);
             let here = format!("`%{name}` of `{function}`");
             let first = lies.entry(*operand).or_insert_with(|| (wanted.clone(), here.clone()));
             if first.0 != wanted {
@@ -373,9 +426,8 @@ fn check_boundaries(module: &Module, entry: &Function, plan: &Plan, found: &mut 
         }
         for (result, value) in callee.results.iter().zip(&node.results) {
             let name = &callee.value(*result).name;
-            if let Some(sharding) = sharding(function, name) {
-                lies.insert(*value, (sharding, format!("`%{name}` of `{function}`")));
-            }
+            let here = format!("`%{name}` of `{function}`");
+            lies.insert(*value, (sharding(function, name), here));
         }
     }
 }

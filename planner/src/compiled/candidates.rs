@@ -47,7 +47,11 @@ pub(super) fn candidates(
                 continue;
             }
             for keeps in keep_sets(job, table.layer_count()) {
-                add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all)?;
+                match add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all) {
+                    // What ranks cannot share by tokens, they may share otherwise.
+                    Err(diagnostic) if key.cp > 1 => _ = failed.get_or_insert(diagnostic),
+                    added => added?,
+                }
             }
         }
     }

@@ -92,6 +92,7 @@ impl Usable {
             .note("pp · dp · cp · tp is the number of ranks")
             .note(format!("pp is at most {stages}, its calls of layers; dp divides {samples}"))
             .note(format!("tp is at most {tensor}, the pieces of its attention or products"))
+            .note(format!("2 · cp divides {}, the tokens of a sample", job.seq))
             .help(help))
     }
 }

@@ -266,7 +266,7 @@ fn advance<'s>(
         let sizes: Vec<u64> = node.operands.iter().map(|o| problem.elements[o.index()]).collect();
         // Terms are summed before they meet zeros.
         let operands = Operands { layouts: &from?, sizes: &sizes, zeros: &[], are_placed: false };
-        let chosen = choose(node, &step.factors, &operands, &way.yields)?;
+        let chosen = choose(node, (&step.factors, &|_| true), &operands, &way.yields)?;
         if chosen != way.choice {
             return None;
         }

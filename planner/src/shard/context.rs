@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ir::factors::{SEQUENCE_FORMS, are_terms, canonical, factors_and_forms, term_ways, zeros};
 use ir::op::Combiner;
-use ir::sharding::pieces;
-use ir::{Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, ValueId};
+use ir::{Axis, Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, ValueId};
 
 use super::roles::{Layer, Role};
 use super::together::{Together, places};
@@ -137,7 +136,7 @@ impl<'a> Sequence<'a> {
 
     fn node_layouts(&self, node: &Node, layouts: &[Layout], zeros: &[bool]) -> Vec<Layout> {
         let all = factors_and_forms(node, self.function, self.module, &SEQUENCE_FORMS);
-        let all = canonical(all, node, self.function, self.cp);
+        let all = canonical(all, node, self.function, (Axis::Cp, self.cp));
         let counts = |(value, dim): (ValueId, usize)| self.dims[value.index()] == Some(dim);
         let along = || all.iter().filter(|f| places(node, f).any(counts) && self.fits(node, f));
         let first = node.results[0];
@@ -184,7 +183,7 @@ impl<'a> Sequence<'a> {
         values.zip(layouts).all(|(value, layout)| match *layout {
             Layout::Cut { dim, unit } => {
                 let size = self.function.ty(*value).dims[dim].as_constant().unwrap_or(0);
-                pieces(size as usize, unit, self.cp).is_some()
+                Axis::Cp.piece_order().shares(size as usize, unit, self.cp).is_some()
             }
             Layout::Replicated | Layout::Partial(_) => true,
         })

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use codegen::partition::Choice;
 use ir::factors::{Factor, canonical, factors, passes_partial};
 use ir::sharding::pieces;
-use ir::{Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, TensorType, ValueId};
+use ir::{Axis, Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, TensorType, ValueId};
 
 use super::data::data_layouts;
 use super::experts::expert_dims;
@@ -139,7 +139,8 @@ impl<'a> Problem<'a> {
             let is_made =
                 matches!(node.op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
             if is_made && !is_result {
-                let factors = canonical(factors(node, function, bound), node, function, self.tp);
+                let factors =
+                    canonical(factors(node, function, bound), node, function, (Axis::Tp, self.tp));
                 let cuts = factors.iter().filter(|f| self.is_legal(f, node, symbolic));
                 let cuts = cuts.map(|f| f.results[0]).collect();
                 self.made[node.result().index()] = Some(cuts);
@@ -174,7 +175,7 @@ impl<'a> Problem<'a> {
     fn push_step(&mut self, at: usize, symbolic: &Function, bound: &Module) {
         let node = &self.function.nodes[at];
         let all = factors(node, self.function, bound);
-        let factors = canonical(all, node, self.function, self.tp);
+        let factors = canonical(all, node, self.function, (Axis::Tp, self.tp));
         let all_work = work(node, self.function, bound);
         let rates = self.rates;
         let values = || node.operands.iter().chain(&node.results);

@@ -1,5 +1,6 @@
-//! What ranks along `dp` exchange around a call: parameters that they share are gathered before it,
-//! gradients that they share are scattered after it (ZeRO 2 and 3, Rajbhandari et al. 2020).
+//! What ranks with the same weights exchange around a call: parameters that they share are gathered
+//! before it, gradients that they share are scattered after it (ZeRO 2 and 3, Rajbhandari et al.
+//! 2020).
 
 use std::collections::{BTreeMap, BTreeSet};
 

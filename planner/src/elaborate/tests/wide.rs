@@ -249,7 +249,17 @@ fn plans_that_share_tokens_or_experts_wrongly_are_refused() {
     refused(&|p| p.ep = 16, "E3301", "16 ranks share experts, of dp · cp = 8");
     refused(&|p| p.ep = 1, "E3304", "`%gate` of `block` is cut over ep");
     refused(&|p| p.mesh.cp = 3, "E3301", "cp=3 shares 6 equal pieces of 32 tokens");
-    refused(&|p| set(p, "x", "[dim0 @ dp, dim1 @ tp]"), "E3307", "two shardings");
+    refused(&|p| set(p, "x", "[dim0 @ dp, dim1 @ tp]"), "E3307", "`%x` and its gradient lie");
+    let both = |p: &mut Plan| ["x", "d.x"].map(|x| set(p, x, "[dim0 @ dp, dim1 @ tp]"));
+    refused(&|p| _ = both(p), "E3307", "two shardings");
+    // What a plan does not list is whole.
+    let without = |plan: &mut Plan, function: &str, value: &str| {
+        let planned = plan.functions.get_mut(function).unwrap();
+        assert!(planned.shardings.remove(value).is_some(), "{value}");
+    };
+    let sum = "`%loss` is whole on each rank of";
+    refused(&|p| without(p, "head", "loss"), "E3306", sum);
+    refused(&|p| without(p, "embed", "tokens"), "E3307", "which is fed,");
     let mut many = meant.clone();
     (many.mesh.dp, many.microbatch_count, many.ep) = (8, 12, 16);
     let found = check(&module, "loss", &many, &cluster);
