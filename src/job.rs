@@ -136,8 +136,8 @@ const DECISIONS: &str = "Decisions";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
 pub struct Limited {
-    /// Fix a decision: pp, dp, cp, tp, sp, mbs, vpp, zero, keep, recompute; on GPUs also ep, schedule,
-    /// shard, offload, placement
+    /// Fix a decision: pp, dp, cp, tp, sp, mbs, vpp, zero, keep, recompute; on GPUs also ep,
+    /// schedule, shard, offload, placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// Forbid a kind of parallelism, or another decision
