@@ -6,7 +6,7 @@
 //!
 //! | code | what is wrong |
 //! |---|---|
-//! | E2101 | the programs are not one for each stage and each place on `tp`, with equal entries |
+//! | E2101 | the programs are not one for each place on `pp`, `cp` and `tp`, with equal entries |
 //! | E2102 | a kernel that can't be executed |
 //! | E2103 | a buffer or a local whose bytes, place or contents are impossible |
 //! | E2104 | a reference to a buffer, routine, slot, local, kernel or stage that is not there |
