@@ -61,6 +61,26 @@ fn footprints_are_those_of_all_programs() {
     }
 }
 
+/// What attention makes is not kept where it is recomputed, also where it is made of pieces: ranks
+/// that have as many tokens, of one sample or of several, keep as much less.
+#[test]
+fn results_of_attention_are_recomputed_in_pieces_too() {
+    let module = prepared(gpt2());
+    let mut lowering = Lowering::new(purpose(&module)).unwrap();
+    let mut kept = |name: &str| lowering.footprint(&name.parse().unwrap()).unwrap().kept();
+    let mut saved = |mesh: &str| {
+        let [all, but_attention] =
+            ["none", "attention"].map(|recompute| kept(&format!("{mesh} recompute={recompute}")));
+        all.saturating_sub(but_attention)
+    };
+    let of_samples = saved("dp=4 mbs=1");
+    assert!(of_samples > 0);
+    for mesh in ["cp=4 mbs=4", "cp=2 dp=2 mbs=2"] {
+        let apart = saved(mesh).abs_diff(of_samples);
+        assert!(apart * 10 <= of_samples, "{mesh}: {apart} of {of_samples}");
+    }
+}
+
 /// What no program carries out is said in words, before anything is compiled.
 #[test]
 fn what_is_not_compiled_is_named() {
