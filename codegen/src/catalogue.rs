@@ -526,11 +526,7 @@ fn attention(
         sample_offset: 0,
         heads_total: number("heads") as u64,
         head_base: scalars.offset(whole("head_offset"), 0..=whole("heads") - heads),
-        queries_total: if number("queries") == 0.0 {
-            q[1] as u64
-        } else {
-            number("queries") as u64
-        },
+        queries_total: (number("queries") as u64).max(q[1] as u64),
         query_base: number("query_start") as u64,
         keys_total: k[1] as u64,
         key_base: 0,

@@ -122,10 +122,9 @@ impl Wide {
         Wide { is_agreed: false, ..Wide::of_ranks(function, &|_| None, [1; 3], target) }
     }
 
-    /// The wide values of a function that `ranks` ranks along `[dp, cp, tp]` share. They follow
-    /// from the whole function, so that a rank with a shorter piece of the vocabulary finds the
-    /// same.
-    /// `tokens` says which dim of a value they share along `cp`.
+    /// The wide values of a function that `ranks` ranks along `[dp, cp, tp]` share; `tokens` says
+    /// which dim of a value is cut along `cp`. They follow from the whole function, so that a rank
+    /// with a shorter piece of the vocabulary finds the same.
     pub(crate) fn of_ranks(
         function: &Function,
         tokens: &dyn Fn(&str) -> Option<usize>,

@@ -471,12 +471,8 @@ impl Partition<'_> {
         };
         for ((result, layouts), local) in node.results.iter().zip(results).zip(locals) {
             let expected = self.local_type(*result, layouts)?;
-            assert_eq!(
-                *self.builder.ty(local),
-                expected,
-                "the shard of `%{name}`",
-                name = self.global.value(*result).name
-            );
+            let name = &self.global.value(*result).name;
+            assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
             self.define(*result, layouts, local);
         }
         Ok(())
@@ -527,7 +523,7 @@ impl Partition<'_> {
             }
             let units = self.units(node, factor)?;
             let shares = self.shares(name, units, 1, axis)?;
-            offsets.extend(factor.told(shares[self.place.coordinates[axis]][0].start, units));
+            offsets.extend(factor.offsets_at(shares[self.place.coordinates[axis]][0].start, units));
         }
         Ok(offsets)
     }

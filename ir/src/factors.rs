@@ -116,9 +116,9 @@ pub fn factors_and_forms(
 }
 
 impl Factor {
-    /// What attributes say of a piece that starts at a unit, of so many in the whole: each with the
-    /// units by which it grows, or that there are.
-    pub fn told(&self, start: usize, units: usize) -> impl Iterator<Item = (Offset, i64)> {
+    /// The offsets of the piece that starts at unit `start`, of `units` in the whole: by how many
+    /// units each grows, or the length of the whole.
+    pub fn offsets_at(&self, start: usize, units: usize) -> impl Iterator<Item = (Offset, i64)> {
         let number = move |offset: &Offset| match offset {
             Offset::Start | Offset::RandomStart(_) | Offset::Attribute { .. } => start,
             Offset::Whole { .. } => units,

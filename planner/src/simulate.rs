@@ -240,7 +240,7 @@ impl<'a> Simulation<'a> {
     fn members(&self, class: usize, group: &Group) -> Vec<usize> {
         let Mesh { pp, cp, tp, .. } = self.mesh;
         let [stage, context, tensor] = self.mesh.class_coordinates(class);
-        let at = |stage: usize, context: usize, tensor: usize| (stage * cp + context) * tp + tensor;
+        let at = |stage, context, tensor| self.mesh.class_at([stage, context, tensor]);
         match group {
             Group::Axis(Axis::Tp) => (0..tp).map(|other| at(stage, context, other)).collect(),
             Group::Axis(Axis::Pp) => (0..pp).map(|other| at(other, context, tensor)).collect(),

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ir::plan::Optimizer;
 use ir::program::{BufferId, Contents, Exchange, Instruction, STATE_BLOCK, ShardRole, Step};
 
 use super::labels::{Label, Labels};
@@ -10,7 +11,6 @@ use super::places::is_split;
 use super::traffic::World;
 use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
-use crate::weights::shards;
 
 impl<'a> Rank<'a> {
     /// Notes which gradients a launch adds to the squared norm, which nothing else is added to.
@@ -242,7 +242,9 @@ impl<'a> Rank<'a> {
         let buffer = &self.program.buffers[buffer as usize];
         let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
         let ranks = mesh.data_ranks();
-        let has_copies = shards(setup.plan) < ranks;
+        // Without an update nothing is shared.
+        let is_updated = setup.plan.optimizer != Optimizer::None;
+        let has_copies = !is_updated || setup.plan.zero.ranks(ranks) < ranks;
         let of_shards = if has_copies { Summed::SHARDS } else { Summed::DP };
         if byte >= buffer.offset + buffer.bytes {
             // Between one buffer and the next are zeros.

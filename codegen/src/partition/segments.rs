@@ -64,7 +64,7 @@ impl Partition<'_> {
         let (mut parts, mut first) = (Vec::new(), 0);
         for Piece { start, size } in pieces {
             let mut own = offsets.clone();
-            own.extend(factor.told(*start, *units));
+            own.extend(factor.offsets_at(*start, *units));
             let mut sizes = whole.clone();
             if let Layout::Cut { dim, unit } = factor.results[0] {
                 sizes[dim] = size * unit;

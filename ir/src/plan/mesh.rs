@@ -138,8 +138,11 @@ impl Mesh {
 
     /// The class of a rank: stages outermost, then places on `cp`, then on `tp`.
     pub fn class_of(self, rank: usize) -> usize {
-        let [stage, context, tensor] =
-            [Axis::Pp, Axis::Cp, Axis::Tp].map(|axis| self.coordinate(rank, axis));
+        self.class_at([Axis::Pp, Axis::Cp, Axis::Tp].map(|axis| self.coordinate(rank, axis)))
+    }
+
+    /// The class at a place on `pp`, `cp` and `tp`.
+    pub fn class_at(self, [stage, context, tensor]: [usize; 3]) -> usize {
         (stage * self.cp + context) * self.tp + tensor
     }
 

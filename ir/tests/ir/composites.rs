@@ -270,7 +270,7 @@ fn experts_in_pieces_are_experts() {
 /// Adds where a piece of a factor begins, in units, to the attributes that count from there.
 fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start: usize) {
     let units = factor.units.as_constant().unwrap() as usize;
-    for (offset, units) in factor.told(start, units) {
+    for (offset, units) in factor.offsets_at(start, units) {
         let (Offset::Attribute { name, unit } | Offset::Whole { name, unit }) = &offset else {
             panic!("{offset:?}");
         };
@@ -381,7 +381,7 @@ fn moved(key: &Tensor, samples: usize) -> Tensor {
     Tensor::int(DType::U32, &[4], words)
 }
 
-/// A piece of the queries is of as many as there are, and has numbers of documents.
+/// A piece lies within the queries of its sample, and so within its numbers of documents.
 #[test]
 fn pieces_of_queries_are_within_their_sample() {
     let ty = |dims: &[usize]| TensorType::of(DType::F64, dims);

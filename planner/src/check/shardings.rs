@@ -325,8 +325,9 @@ impl Layer<'_> {
         let pairs: Vec<(ValueId, ValueId)> = params.chain(results).collect();
         for (value, gradient) in pairs {
             let differs = |axis: &Axis| self.layout(value, *axis) != self.layout(gradient, *axis);
-            let sums = self.function.ty(value).ndim() == 0;
-            if let Some(axis) = AXES.iter().find(|axis| !sums && differs(axis)) {
+            // The loss is a sum over ranks, and its cotangent a number that all have.
+            let is_scalar = self.function.ty(value).ndim() == 0;
+            if let Some(axis) = AXES.iter().find(|axis| !is_scalar && differs(axis)) {
                 let name = &self.function.value(value).name;
                 let headline = format!("`%{name}` and its gradient lie differently on {axis}");
                 self.report("E3307", headline);
