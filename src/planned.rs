@@ -112,7 +112,7 @@ fn build(
         return Err(Diagnostic::error("E5010", Span::of("graph"), headline).help(help).into());
     }
     let model = crate::import(description, &Options { seq, dtype, dropout, documents: false })?;
-    let module = codegen::prepare::prepare_planning_as(model.module.clone(), LOSS, &precision)?;
+    let module = codegen::prepare::prepare_training_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }
 

@@ -30,6 +30,7 @@
 //! | E2120 | ranks wait for each other |
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 //! | E2123 | a workspace that is not as large as its kernel needs on the plan's target |
+//! | E2124 | the ranks of a stage do not have each element of a weight |
 
 mod access;
 mod labels;
@@ -38,7 +39,7 @@ mod places;
 mod state;
 mod traffic;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::program::{Program, Step};
 use ir::{Diagnostic, Plan, Span};
@@ -63,6 +64,7 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     }
     let mut findings = Findings::default();
     let ranks = plan.mesh.data_ranks();
+    check_weights(programs, plan, &mut findings);
     let places: Vec<Places> =
         programs.iter().map(|p| Places::of(p, (programs, ranks), &mut findings)).collect();
     let is_whole = plan.stage_ends.len().is_multiple_of(plan.mesh.pp);
@@ -82,6 +84,29 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
         }
     }
     findings.found
+}
+
+/// The ranks of a stage have each element of its weights, and as many copies of it as the plan has
+/// ranks along `dp` and `cp`, or of these every ep-th.
+fn check_weights(programs: &[Program], plan: &Plan, findings: &mut Findings) {
+    let mut held: BTreeMap<(usize, &str), BTreeSet<Vec<(usize, usize)>>> = BTreeMap::new();
+    let all =
+        || programs.iter().flat_map(|program| program.weights.iter().map(move |w| (program, w)));
+    for (program, weight) in all() {
+        let blocks = held.entry((program.stage, &weight.name)).or_default();
+        blocks.extend((0..plan.mesh.data_ranks()).map(|data| weight.ranges_of(data)));
+    }
+    for (program, weight) in all() {
+        let elements = |block: &Vec<(usize, usize)>| block.iter().map(|r| r.1).product::<usize>();
+        let blocks = &held[&(program.stage, weight.name.as_str())];
+        let is_whole =
+            blocks.iter().map(elements).sum::<usize>() == weight.global.iter().product::<usize>();
+        let is_shared = weight.experts.is_none_or(|experts| experts.ranks == plan.ep);
+        if !is_whole || !is_shared {
+            let headline = format!("ranks do not have each element of `{}`", weight.name);
+            findings.add("E2124", &class_name(program), headline);
+        }
+    }
 }
 
 /// Which steps are replayed.

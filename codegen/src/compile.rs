@@ -12,6 +12,7 @@ mod ends;
 
 use std::sync::Arc;
 
+use ir::autodiff::gradient_name;
 use ir::program::{Instruction, Program, Routine};
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
@@ -19,6 +20,7 @@ use kernels::Kernel;
 use crate::calls::{Calls, not_calls};
 use crate::evaluation;
 use crate::executable::{BUFFERS_MAX, NotYet, check_executable};
+use crate::prepare::is_planned_whole;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 use crate::weights::weight_places;
@@ -143,6 +145,15 @@ impl<'m> Compiler<'m> {
     /// The layers that were compiled so far, and more on demand.
     pub fn layers(&mut self) -> &mut Layers<'m> {
         &mut self.layers
+    }
+
+    /// Whether layers compute with experts that have no kernel of their own.
+    pub(crate) fn has_inlined_experts(&self) -> bool {
+        self.calls.functions().into_iter().any(|layer| {
+            let gradient = gradient_name(layer);
+            let function = self.module.function(&gradient).or(self.module.function(layer));
+            function.is_some_and(|function| is_planned_whole(self.module, function))
+        })
     }
 
     /// The kernels that all programs so far launch.

@@ -75,7 +75,11 @@ impl Features {
         let has_whole_shards = fits(shards, self.cp) || fits(self.cp, shards);
         let table = [
             (self.on_gpus, "devices that are GPUs"),
-            (self.ep > 1, "expert parallelism"),
+            (self.ep > 1 && self.cp > 1, "expert parallelism beside context parallelism"),
+            (
+                self.ep > 1 && is_split && shards < self.data_ranks,
+                "ZeRO over a part of the ranks that share experts",
+            ),
             (
                 is_split && !has_whole_shards,
                 "ZeRO over ranks that are neither a multiple of cp nor a factor",

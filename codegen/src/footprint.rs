@@ -310,6 +310,10 @@ impl Compiler<'_> {
     /// placed.
     pub fn footprint(&mut self, plan: &Plan) -> Result<Footprint, NotYet> {
         crate::executable::check_executable(plan)?;
+        if !matches!(plan.target, Some(Target::Cpu(_))) && self.has_inlined_experts() {
+            // Without a kernel every expert is computed for every token, and its results are there.
+            return Err(NotYet { decision: "kernels of routed experts on GPUs".to_owned() });
+        }
         let mut most = Footprint::default();
         for stage in distinct_stages(self.calls(), plan) {
             let program = self.skeleton(plan, stage)?;

@@ -63,6 +63,7 @@ pub mod blocks;
 mod codes;
 mod chunk;
 pub mod tilings;
+mod inlined;
 mod unsharded;
 mod epilogue;
 mod pool;

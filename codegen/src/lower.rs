@@ -482,11 +482,11 @@ impl<'a> Lower<'a> {
                 let (counts, order) = (counts.clone(), *order);
                 (Exchange::ReduceScatter { outer, inner, counts, order }, input)
             }
+            Collective::AllToAll { pieces } => (Exchange::AllToAll { pieces: *pieces }, input),
         };
-        let axis = Axis::parse(axis).expect("partition names axes of the mesh");
         self.instructions.push(Instruction::Collective {
+            group: group(axis, &exchange),
             exchange,
-            group: Group::Axis(axis),
             dtype: ty.dtype,
             exchanged: ty.dtype,
             elements: sizes.iter().product(),
@@ -600,6 +600,25 @@ fn set_accumulate(output: &mut Output, add: bool) {
         Output::Store { accumulate, .. }
         | Output::ColSum { accumulate, .. }
         | Output::TotalSum { accumulate, .. } => *accumulate = add,
+    }
+}
+
+/// The ranks of an exchange along an axis: those that share experts are neighbours along `dp`, as
+/// many as it has pieces.
+fn group(axis: &str, exchange: &Exchange) -> Group {
+    match exchange {
+        Exchange::AllGather { counts, .. } | Exchange::ReduceScatter { counts, .. }
+            if axis == Axis::Ep.name() =>
+        {
+            Group::Shards(counts.len())
+        }
+        Exchange::AllToAll { pieces } if axis == Axis::Ep.name() => Group::Shards(*pieces),
+        Exchange::AllReduce(_)
+        | Exchange::AllGather { .. }
+        | Exchange::ReduceScatter { .. }
+        | Exchange::AllToAll { .. } => {
+            Group::Axis(Axis::parse(axis).expect("partition names axes of the mesh"))
+        }
     }
 }
 

@@ -10,24 +10,31 @@ use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
 use ir::factors::{
-    Factor, Offset, SEQUENCE_FORMS, canonical, factors_and_forms, make_local, term_ways, zeros,
+    EXPERTS_OF_RANK_FORM, Factor, Offset, SEQUENCE_FORMS, canonical, factors_and_forms, make_local,
+    term_ways, zeros,
 };
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece};
 use ir::{
-    Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, Target, TensorType, ValueId,
+    Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Plan, Sharding, Target, TensorType,
+    ValueId,
 };
 
+use crate::executable::executed_target;
+
 /// The axes along which values of one function lie, outermost first: where two of them cut one dim,
-/// the later one cuts what the earlier one has left.
-pub const VALUE_AXES: [Axis; 3] = [Axis::Dp, Axis::Cp, Axis::Tp];
+/// the later one cuts what the earlier one has left. Ranks that share experts are neighbours along
+/// `dp`: `dp` counts their groups, and `ep` them.
+pub const VALUE_AXES: [Axis; 4] = [Axis::Dp, Axis::Ep, Axis::Cp, Axis::Tp];
 
 /// The place of `dp` among [`VALUE_AXES`].
 const DP: usize = 0;
+/// The place of `ep` among them.
+const EP: usize = 1;
 /// The place of `cp` among them.
-const CP: usize = 1;
+const CP: usize = 2;
 /// The place of `tp` among them.
-const TP: usize = 2;
+const TP: usize = 3;
 
 /// The shardings of a function's values, by name.
 pub type Shardings = BTreeMap<String, Sharding>;
@@ -36,9 +43,10 @@ pub type Shardings = BTreeMap<String, Sharding>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// For each of [`VALUE_AXES`], the number of ranks.
-    pub sizes: [usize; 3],
-    /// For each of [`VALUE_AXES`], this rank's coordinate.
-    pub coordinates: [usize; 3],
+    pub sizes: [usize; 4],
+    /// For each of [`VALUE_AXES`], this rank's coordinate: 0 on `dp` and `ep`, whose ranks run one
+    /// program.
+    pub coordinates: [usize; 4],
     /// Samples of one micro-batch on this rank.
     pub microbatch_size: usize,
     /// What kernels are compiled for.
@@ -52,16 +60,36 @@ pub struct Local {
     pub function: Function,
     /// The composites that it calls.
     pub module: Module,
-    /// For each local value, the global value of which it is the shard, as produced.
-    pub origin: Vec<Option<ValueId>>,
+}
+
+impl Place {
+    /// A place on `cp` and `tp` of what a plan has, for all data-parallel ranks.
+    pub fn of(plan: &Plan, [context, tensor]: [usize; 2]) -> Place {
+        let Plan { mesh, ep, microbatch_size, .. } = *plan;
+        Place {
+            sizes: [mesh.dp / ep, ep, mesh.cp, mesh.tp],
+            coordinates: [0, 0, context, tensor],
+            microbatch_size,
+            target: executed_target(plan),
+        }
+    }
+
+    /// The samples of a micro-batch over all ranks.
+    pub fn samples(&self) -> usize {
+        self.microbatch_size * self.sizes[DP] * self.sizes[EP]
+    }
 }
 
 /// Layouts on each of [`VALUE_AXES`].
-pub type Layouts = [Layout; 3];
+pub type Layouts = [Layout; 4];
 
-/// The layouts of a sharding.
+/// The layouts of a sharding: what does not name `ep` lies there as on `dp`.
 pub fn layouts(sharding: &Sharding) -> Layouts {
-    VALUE_AXES.map(|axis| sharding.on(axis))
+    let mut layouts = VALUE_AXES.map(|axis| sharding.on(axis));
+    if layouts[EP] == Layout::Replicated {
+        layouts[EP] = layouts[DP];
+    }
+    layouts
 }
 
 /// How a node runs on one axis.
@@ -187,8 +215,7 @@ pub fn partition_for_output(
 
 /// What binds the open sizes of a module for the ranks of a place: the samples of a micro-batch.
 pub(crate) fn bindings(place: Place) -> Bindings {
-    let batch = (place.microbatch_size * place.sizes[0]) as i64;
-    Bindings::from([(Dim::BATCH.to_owned(), batch)])
+    Bindings::from([(Dim::BATCH.to_owned(), place.samples() as i64)])
 }
 
 /// Partitions a module and a function whose sizes are bound, as [`partition_for_output`] does.
@@ -203,7 +230,6 @@ pub(crate) fn partition_bound(
     is_output: &[bool],
 ) -> Result<Local, String> {
     let mut composites = Module::new(bound.name.clone());
-    let mut origin = Vec::new();
     let local = {
         let builder = Builder::new(&mut composites, global.name.clone(), Kind::Layer);
         let mut work = Partition {
@@ -214,7 +240,6 @@ pub(crate) fn partition_bound(
             builder,
             shards: HashMap::new(),
             zeros: zeros(global),
-            origin: &mut origin,
         };
         for param in global.params() {
             work.param(param)?;
@@ -233,8 +258,7 @@ pub(crate) fn partition_bound(
             global.results.iter().enumerate().map(&mut result).collect();
         work.builder.into_function(&results?)
     };
-    origin.resize(local.values.len(), None);
-    Ok(Local { function: local, module: composites, origin })
+    Ok(Local { function: local, module: composites })
 }
 
 struct Partition<'a> {
@@ -247,14 +271,13 @@ struct Partition<'a> {
     shards: HashMap<(ValueId, Layouts), ValueId>,
     /// Which global values are zero.
     zeros: Vec<bool>,
-    origin: &'a mut Vec<Option<ValueId>>,
 }
 
 impl Partition<'_> {
     /// The layouts in which a value is produced. An axis of one rank holds everything whole.
     fn produced(&self, value: ValueId) -> Result<Layouts, String> {
         let name = &self.global.value(value).name;
-        let mut layouts = self.shardings.get(name).map_or([Layout::Replicated; 3], layouts);
+        let mut layouts = self.shardings.get(name).map_or([Layout::Replicated; 4], layouts);
         for (layout, size) in layouts.iter_mut().zip(self.place.sizes) {
             if size == 1 {
                 *layout = Layout::Replicated;
@@ -309,10 +332,6 @@ impl Partition<'_> {
 
     fn define(&mut self, global: ValueId, layouts: Layouts, local: ValueId) {
         self.shards.insert((global, layouts), local);
-        if self.origin.len() <= local.index() {
-            self.origin.resize(local.index() + 1, None);
-        }
-        self.origin[local.index()] = Some(global);
     }
 
     fn param(&mut self, param: ValueId) -> Result<(), String> {
@@ -373,6 +392,12 @@ impl Partition<'_> {
                 let op = collective(Collective::ReduceScatter { dim, counts, order, own });
                 self.builder.push(&format!("{name}.scatter"), op, &[local])
             }
+            (Layout::Partial(_), _) if axis == EP => {
+                // What the group of an all-reduce is, its pieces do not tell.
+                return Err(format!(
+                    "`%{name}` is a sum over ranks of ep that a layer needs whole"
+                ));
+            }
             (Layout::Partial(combiner), _) => {
                 let op = collective(Collective::AllReduce(combiner));
                 let whole = self.builder.push(&format!("{name}.reduce"), op, &[local]);
@@ -380,6 +405,13 @@ impl Partition<'_> {
             }
             (Layout::Cut { dim, unit }, Layout::Partial(Combiner::Sum)) => {
                 self.term(&name, local, (dim, unit, sizes[dim]), axis)?
+            }
+            (Layout::Cut { dim: join, .. }, Layout::Cut { dim: split, .. }) if axis == EP => {
+                let even = |at: usize| sizes[at].is_multiple_of(self.place.sizes[axis]);
+                if join == split || !even(join) || !even(split) {
+                    return Err(format!("`%{name}` has no equal pieces for ranks of ep"));
+                }
+                self.all_to_all(&name, local, [split, join])
             }
             (Layout::Cut { dim, unit }, _) => {
                 let counts = counts(dim, unit)?;
@@ -407,7 +439,7 @@ impl Partition<'_> {
         axis: usize,
     ) -> Result<ValueId, String> {
         let Layout::Cut { dim, unit } = to else { return Ok(whole) };
-        if VALUE_AXES[axis] == Axis::Dp {
+        if matches!(axis, DP | EP) {
             // Programs do not tell data-parallel ranks apart, so that none knows its piece.
             return Err(format!("`%{name}` is whole where a rank needs its samples"));
         }
@@ -422,14 +454,18 @@ impl Partition<'_> {
 
     fn node(&mut self, node: &Node) -> Result<(), String> {
         let all = VALUE_AXES.map(|axis| {
-            let forms: &[&str] = if axis == Axis::Cp { &SEQUENCE_FORMS } else { &[] };
+            let forms: &[&str] = match axis {
+                Axis::Cp => &SEQUENCE_FORMS,
+                Axis::Ep => &[EXPERTS_OF_RANK_FORM],
+                Axis::Pp | Axis::Dp | Axis::Tp => &[],
+            };
             factors_and_forms(node, self.global, self.module, forms)
         });
-        let mut wanted = vec![[Layout::Replicated; 3]; node.operands.len()];
+        let mut wanted = vec![[Layout::Replicated; 4]; node.operands.len()];
         let mut choices = Vec::new();
         let produced: Vec<Layouts> =
             node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
-        let results: Vec<Layouts> =
+        let mut results: Vec<Layouts> =
             node.results.iter().map(|r| self.produced(*r)).collect::<Result<_, _>>()?;
         let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
         let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
@@ -438,6 +474,15 @@ impl Partition<'_> {
             let ranks = self.place.sizes[axis];
             let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
+            if axis == EP
+                && let Some(at) = self.experts_of_rank(node, &factors, &from)
+            {
+                let own = |(lies, layout): (&mut Layouts, &Layout)| lies[axis] = *layout;
+                wanted.iter_mut().zip(&factors[at].operands).for_each(own);
+                results.iter_mut().zip(&factors[at].results).for_each(own);
+                choices.push(Choice::Cut(at));
+                continue;
+            }
             let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
             let are_placed = axis == CP;
             let operands = Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed };
@@ -474,8 +519,59 @@ impl Partition<'_> {
             let name = &self.global.value(*result).name;
             assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
             self.define(*result, layouts, local);
+            let (mut lies, planned) = (layouts, self.produced(*result)?);
+            if lies[EP] != planned[EP] {
+                self.reshard(*result, local, &mut lies, EP, planned[EP])?;
+            }
         }
         Ok(())
+    }
+
+    /// Of a node that computes with experts which ranks share, the factor that these are: a rank
+    /// computes with the tokens of all of them.
+    fn experts_of_rank(
+        &self,
+        node: &Node,
+        factors: &[Factor],
+        operands: &[Layout],
+    ) -> Option<usize> {
+        let ordinary = ir::factors::factors(node, self.global, self.module).len();
+        let lies =
+            |(layout, wanted): (&Layout, &Layout)| layout.cut_dim().is_some() && layout == wanted;
+        let is_theirs = |at: &usize| operands.iter().zip(&factors[*at].operands).any(lies);
+        (ordinary..factors.len()).find(is_theirs)
+    }
+
+    /// What ranks of `ep` have of a value whose dim `join` was cut over them, cut along dim `split`
+    /// instead.
+    fn all_to_all(&mut self, name: &str, local: ValueId, [split, join]: [usize; 2]) -> ValueId {
+        let pieces = self.place.sizes[EP];
+        let moved = |from: usize, to: usize, ndim: usize| -> Vec<usize> {
+            let mut perm: Vec<usize> = (0..ndim).collect();
+            let dim = perm.remove(from);
+            perm.insert(to, dim);
+            perm
+        };
+        let mut dims = self.builder.ty(local).dims.clone();
+        let ndim = dims.len() + 1;
+        dims[split] = dims[split].divide(pieces as i64).unwrap_or_else(|| dims[split].clone());
+        dims.insert(split, Dim::from(pieces));
+        let mut step = |suffix: &str, op: Op, operand: ValueId| {
+            self.builder.push(&format!("{name}.{suffix}"), op, &[operand])
+        };
+        let mut value = step("pieces", Op::Reshape { dims }, local);
+        if split > 0 {
+            value = step("outer", Op::Transpose { perm: moved(split, 0, ndim) }, value);
+        }
+        let (kind, axis) = (Collective::AllToAll { pieces }, Axis::Ep.name().to_owned());
+        value = step("all_to_all", Op::Collective { kind, axis }, value);
+        if join > 0 {
+            value = step("inner", Op::Transpose { perm: moved(0, join, ndim) }, value);
+        }
+        let mut dims = self.builder.ty(value).dims.clone();
+        let outer = dims.remove(join);
+        dims[join] = &outer * &dims[join];
+        self.builder.push(&format!("{name}.joined"), Op::Reshape { dims }, &[value])
     }
 
     /// Whether a factor leaves every rank along an axis a piece, and `dp` and `cp` cut no dim both:
@@ -487,11 +583,13 @@ impl Partition<'_> {
             let Layout::Cut { dim, unit } = *layout else { return true };
             let Ok(produced) = self.produced(*value) else { return false };
             let Ok(sizes) = self.sizes_outside(*value, produced, axis) else { return false };
-            let others = [DP, CP].into_iter().filter(|other| axis != TP && *other != axis);
-            let mut dims = others.map(|other| produced[other].cut_dim());
+            let other = match axis {
+                DP | EP => produced[CP].cut_dim(),
+                CP => produced[DP].cut_dim(),
+                _ => None,
+            };
             let order = VALUE_AXES[axis].piece_order();
-            order.shares(sizes[dim], unit, self.place.sizes[axis]).is_some()
-                && dims.all(|other| other != Some(dim))
+            order.shares(sizes[dim], unit, self.place.sizes[axis]).is_some() && other != Some(dim)
         })
     }
 
@@ -500,7 +598,7 @@ impl Partition<'_> {
     fn offsets(
         &self,
         node: &Node,
-        factors: &[Vec<Factor>; 3],
+        factors: &[Vec<Factor>; 4],
         choices: &[Choice],
     ) -> Result<Vec<(Offset, i64)>, String> {
         let mut offsets = Vec::new();
@@ -512,7 +610,7 @@ impl Partition<'_> {
                 continue;
             }
             let name = &self.global.value(node.results[0]).name;
-            if VALUE_AXES[axis] == Axis::Dp {
+            if matches!(axis, DP | EP) {
                 // Programs do not tell data-parallel ranks apart: the sample of a draw counts from
                 // the key, which the runtime sets for each rank.
                 let sample = |offset: &Offset| *offset == Offset::RandomStart(0);
@@ -589,6 +687,11 @@ fn route(from: Layouts, to: Layouts) -> Vec<(usize, Layout)> {
     let dims = |axis: usize| [from[axis], to[axis]].into_iter().filter_map(Layout::cut_dim);
     let is_nested = dims(CP).any(|dim| dims(TP).any(|inside| inside == dim));
     let mut route = Vec::new();
+    // What ranks that share experts exchange is the less, the more is cut inside of it.
+    let is_cut_inside = |dim: usize| dims(CP).chain(dims(TP)).any(|inside| inside == dim);
+    if !dims(EP).any(is_cut_inside) {
+        route.push((EP, to[EP]));
+    }
     if from[CP] != to[CP] && is_nested {
         let is_cut = from[TP].cut_dim().is_some();
         route.extend(is_cut.then_some((TP, Layout::Replicated)));

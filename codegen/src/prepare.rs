@@ -21,17 +21,24 @@ pub fn evaluation_name(entry: &str) -> String {
     format!("{entry}_eval")
 }
 
-/// Composites without kernels of which plans say how ranks share them.
+/// Composites without kernels of which plans say how ranks share them: they stay calls until it is
+/// known what one rank computes of them.
 const PLANNED_WHOLE: [&str; 2] = ["experts", "experts_bwd"];
+
+/// Whether a function calls a composite without a kernel that stays a call until then.
+pub(crate) fn is_planned_whole(module: &Module, function: &Function) -> bool {
+    let callees = function.nodes.iter().filter_map(|node| module.function(node.callee()?));
+    callees.into_iter().any(|callee| match &callee.kind {
+        Kind::Composite { name, .. } => PLANNED_WHOLE.contains(&name.as_str()),
+        Kind::Layer | Kind::Kernel => false,
+    })
+}
 
 /// What an entry is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Gradients of the layers that it calls are needed.
     Training,
-    /// As for training, by plans that no program of this release carries out: composites that have
-    /// forms for several ranks, as experts, stay calls even where they have no kernel.
-    Planning,
     /// It only runs forward.
     Inference,
 }
@@ -91,19 +98,6 @@ pub fn prepare_inference_as(
     prepare_for(Purpose::Inference, module, entry, *precision)
 }
 
-/// Prepares a module as [`prepare_training_as`] does, to be planned for devices that no program is
-/// made for: experts stay whole.
-///
-/// # Errors
-/// Those of [`prepare_training`].
-pub fn prepare_planning_as(
-    module: Module,
-    entry: &str,
-    precision: &Precision,
-) -> Result<Module, Diagnostic> {
-    prepare_for(Purpose::Planning, module, entry, *precision)
-}
-
 fn prepare_for(
     purpose: Purpose,
     module: Module,
@@ -147,7 +141,7 @@ pub fn prepare(
         quantise(&mut module, &precision)?;
         after("quantise", &module);
     }
-    let is_planned = |name: &str| purpose == Purpose::Planning && PLANNED_WHOLE.contains(&name);
+    let is_planned = |name: &str| purpose == Purpose::Training && PLANNED_WHOLE.contains(&name);
     ir::inline::inline_composites(&mut module, |name| is_in_catalogue(name) || is_planned(name));
     place_draws(&mut module)?;
     after("inline", &module);

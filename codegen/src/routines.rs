@@ -17,6 +17,7 @@ use crate::codes::read_codes;
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
+use crate::inlined::inline_local;
 use crate::lower::padded::pitch_of;
 use crate::lower::{KernelTable, Lowered, Slots, lower_routine};
 use crate::materialise::store_unfit_leaves;
@@ -257,7 +258,7 @@ impl<'m> Layers<'m> {
 
     /// What follows from a whole function, whose sizes were bound for a place.
     fn unsharded(&self, name: &str, shardings: &Shardings, place: Place) -> Unsharded {
-        let bound = self.bound.get(&(place.microbatch_size * place.sizes[0]));
+        let bound = self.bound.get(&place.samples());
         let function = bound.and_then(|bound| bound.function(name));
         function
             .map_or_else(Unsharded::default, |function| Unsharded::of(function, shardings, place))
@@ -275,14 +276,14 @@ impl<'m> Layers<'m> {
         if let Some(there) = self.places.get(&key) {
             return Ok(*there);
         }
-        let samples = place.microbatch_size * place.sizes[0];
+        let samples = place.samples();
         let bound = self.bound.entry(samples).or_insert_with(|| {
             let mut bound = self.module.clone();
             bound.bind(&bindings(place));
             bound
         });
         let global = bound.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
-        let local = partition_bound(bound, global, shardings, place, &[])?;
+        let local = inline_local(partition_bound(bound, global, shardings, place, &[])?);
         let bytes = postcard::to_stdvec(&local).expect("a function holds numbers and lists");
         let at = *self.locals_by_bytes.entry(bytes).or_insert_with(|| {
             self.locals.push(local);

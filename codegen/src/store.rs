@@ -8,12 +8,13 @@ use ir::DType;
 use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
 use ir::program::{
-    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, STATE_BLOCK, ShardRole, Step,
+    ALIGNMENT, Buffer, Contents, Entry, Experts, Program, Routine, STATE_BLOCK, ShardRole, Step,
     WeightShard, aligned,
 };
 use serde::Serialize;
 
 use crate::arena::{Lifetime, pack};
+use crate::weights::Shards;
 pub(crate) use units::{Passing, Unit, extents_of_units};
 
 /// A weight as a class holds it.
@@ -27,6 +28,8 @@ pub(crate) struct WeightPlace {
     pub(crate) global: Vec<usize>,
     /// For each dim, the first element held and the number held.
     pub(crate) ranges: Vec<(usize, usize)>,
+    /// How data-parallel ranks share it by experts, if they do.
+    pub(crate) experts: Option<Experts>,
     /// Whether tensor-parallel ranks hold different parts.
     pub(crate) is_cut: bool,
     /// Whether its gradient is to be summed over tensor-parallel ranks.
@@ -69,13 +72,15 @@ pub(crate) struct Region {
     pub(crate) is_frozen: bool,
     /// See [`WeightPlace::is_coded`].
     pub(crate) is_coded: bool,
+    /// Whether data-parallel ranks share them by experts.
+    pub(crate) is_expert: bool,
 }
 
 impl Region {
     /// Regions lie in this order, which puts those that are treated alike side by side, whatever
     /// the mesh: matrices are updated by one launch and everything else by one, and what a rank
-    /// counts in the norm is one run in the middle of both. What is frozen comes last, so that the
-    /// others have the same places in the blocks of all roles.
+    /// counts in the norm is one run in the middle of both. What is shared by experts comes after them,
+    /// and what is frozen last, so that the others have the same places in the blocks of all roles.
     fn order(self) -> RegionOrder {
         let from_outside = match self {
             Region { foreign: true, .. } => 0,
@@ -84,15 +89,16 @@ impl Region {
             Region { is_cut: true, .. } => 3,
         };
         let place = if self.is_matrix { from_outside } else { 3 - from_outside };
-        (self.is_frozen, !self.is_matrix, self.is_coded, place, self.is_partial, self.is_cut)
+        let (is_frozen, is_expert) = (self.is_frozen, self.is_expert);
+        (is_frozen, is_expert, !self.is_matrix, self.is_coded, place, self.is_partial, self.is_cut)
     }
 
     /// Neighbours that have this in common are one bucket: they are updated with the same
     /// hyper-parameters, and a rank counts all of them in the norm or none. It is the same on all
     /// tensor-parallel ranks. None for what is not trained.
-    fn bucket(self) -> Option<(bool, bool, bool, bool)> {
-        let Region { is_matrix, foreign, is_cut, is_coded, .. } = self;
-        (!self.is_frozen).then_some((is_matrix, is_coded, foreign, is_cut))
+    fn bucket(self) -> Option<(bool, bool, bool, bool, bool)> {
+        let Region { is_matrix, foreign, is_cut, is_coded, is_expert, .. } = self;
+        (!self.is_frozen).then_some((is_expert, is_matrix, is_coded, foreign, is_cut))
     }
 }
 
@@ -134,8 +140,8 @@ pub(crate) struct Store {
     pub(crate) units: Vec<Unit>,
     /// Buffers within transient ones: where each begins there.
     within: BTreeMap<u32, (u32, u64)>,
-    /// The pieces of a bucket.
-    shards: usize,
+    /// The pieces of buckets.
+    shards: Shards,
     pub(crate) precision: Precision,
     buffers: Vec<Buffer>,
     /// For each transient buffer, when it is live.
@@ -154,7 +160,7 @@ pub(crate) struct Store {
 impl Store {
     /// Places parameters region by region.
     pub(crate) fn new(weights: Vec<WeightPlace>, precision: Precision) -> Store {
-        let mut store = Store::empty(weights, precision, 1);
+        let mut store = Store::empty(weights, precision, Shards::ONE);
         store.block("params", precision.parameters, Contents::Param);
         store
     }
@@ -166,12 +172,12 @@ impl Store {
         weights: Vec<WeightPlace>,
         states: usize,
         precision: Precision,
-        shards: usize,
+        shards: Shards,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
         let Precision { parameters, gradients, master, .. } = precision;
         let params = store.block("params", parameters, Contents::Param);
-        let is_whole = shards == 1;
+        let is_whole = shards.are_one();
         let masters = master.filter(|_| is_whole);
         let masters = masters.map(|dtype| store.block("master", dtype, Contents::Master));
         let from = store.end;
@@ -221,7 +227,7 @@ impl Store {
         let precision = self.precision;
         for (at, run) in self.runs(Region::bucket).into_iter().enumerate() {
             let RegionPlace { region, elements, params, grads, .. } = run;
-            let piece = elements / self.shards;
+            let piece = elements / self.shards.pieces(region.is_expert);
             let params = self.view("params", precision.parameters, elements, params);
             let grads = self.view("grads", precision.gradients, elements, grads);
             let mut shard = |name: String, role, dtype, elements| {
@@ -246,7 +252,7 @@ impl Store {
         }
     }
 
-    fn empty(weights: Vec<WeightPlace>, precision: Precision, shards: usize) -> Store {
+    fn empty(weights: Vec<WeightPlace>, precision: Precision, shards: Shards) -> Store {
         let mut store = Store {
             weights,
             regions: Vec::new(),
@@ -311,7 +317,8 @@ impl Store {
             let bucket = region_of(place).bucket();
             let next = weights.get(index + 1).map(|next| region_of(next).bucket());
             if bucket.is_some() && next != Some(bucket) {
-                let of_pieces = (quantum * self.shards) as u64 * dtype.size();
+                let pieces = self.shards.pieces(place.experts.is_some());
+                let of_pieces = (quantum * pieces) as u64 * dtype.size();
                 self.end = bucket_start + (self.end - bucket_start).next_multiple_of(of_pieces);
                 bucket_start = self.end;
             }
@@ -543,6 +550,7 @@ impl Store {
             name: w.name,
             global: w.global,
             ranges: w.ranges,
+            experts: w.experts,
             owned: w.owned,
         });
         Program {
@@ -573,7 +581,7 @@ fn quantum(precision: &Precision, is_coded: bool) -> usize {
 }
 
 /// Where a region comes among others.
-type RegionOrder = (bool, bool, bool, u8, bool, bool);
+type RegionOrder = (bool, bool, bool, bool, u8, bool, bool);
 
 /// All of weights that matters to how they are reduced and updated: the padded elements of each
 /// region, in order, and of each weight in several stages its elements and the stages.
@@ -605,5 +613,6 @@ fn region_of(place: &WeightPlace) -> Region {
         is_matrix: place.is_matrix,
         is_frozen: place.is_frozen,
         is_coded: place.is_coded,
+        is_expert: place.experts.is_some(),
     }
 }

@@ -93,7 +93,7 @@ mod tests {
         let tilings = Tilings::of(&function, target);
         let whole = Unsharded { target, tilings, ..Unsharded::default() };
         let of_rank = |rank: usize| {
-            let (sizes, coordinates) = ([1, 1, tp], [0, 0, rank]);
+            let (sizes, coordinates) = ([1, 1, 1, tp], [0, 0, 0, rank]);
             let place = Place { sizes, coordinates, microbatch_size: 1, target };
             let local = partition(&module, &function, &shardings, place).expect("it is cut");
             let mut table = KernelTable::default();

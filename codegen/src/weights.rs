@@ -7,17 +7,18 @@ use ir::autodiff::gradient_name;
 use ir::factors::zeros;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
-use ir::program::{STATE_BLOCK, scale_dims};
+use ir::program::{Experts, STATE_BLOCK, scale_dims};
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, DType, Function, Module, Op, Plan, ValueId};
+use serde::Serialize;
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
 use crate::schedule::Pipeline;
 use crate::store::{Caller, WeightPlace};
 
-/// How a weight and its gradient lie on `tp`.
-type Lies = (Layout, Layout);
+/// How a weight lies on `tp`, how its gradient does, and the dim along which ranks share experts.
+type Lies = (Layout, Layout, Option<usize>);
 
 /// The weights that a stage holds, and how.
 pub(crate) fn weight_places(
@@ -58,8 +59,9 @@ pub(crate) fn weight_places(
             }
             lies = Some(here);
         }
-        if let Some((layout, gradient)) = lies {
-            let ranges = ranges(weight, layout, plan.mesh.tp, tensor)?;
+        if let Some((layout, gradient, experts)) = lies {
+            let experts = experts.map(|dim| Experts { dim, ranks: plan.ep });
+            let ranges = ranges(weight, (layout, experts), plan.mesh.tp, tensor)?;
             let is_coded = has_coded_states(plan) && is_coded(weight);
             if is_coded {
                 check_blocks(weight, &ranges, plan.mesh.tp)?;
@@ -69,6 +71,7 @@ pub(crate) fn weight_places(
                 name: weight.name.clone(),
                 global: weight.sizes.clone(),
                 ranges,
+                experts,
                 is_coded,
                 is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
                 is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
@@ -143,14 +146,40 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
 
 /// The pieces into which the optimizer's part of weights is split, each on its own of the ranks
 /// that hold the same weights.
-pub(crate) fn shards(plan: &Plan) -> usize {
-    let splits = plan.optimizer != Optimizer::None;
-    if splits { plan.zero.ranks(plan.mesh.data_ranks()) } else { 1 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Shards {
+    /// Of weights that all ranks along `dp` and `cp` hold.
+    pub(crate) whole: usize,
+    /// Of weights that some of these share by experts.
+    pub(crate) experts: usize,
+}
+
+impl Shards {
+    /// No pieces.
+    pub(crate) const ONE: Shards = Shards { whole: 1, experts: 1 };
+
+    pub(crate) fn of(plan: &Plan) -> Shards {
+        if plan.optimizer == Optimizer::None {
+            return Shards::ONE;
+        }
+        let whole = plan.zero.ranks(plan.mesh.data_ranks());
+        Shards { whole, experts: (whole / plan.ep).max(1) }
+    }
+
+    /// Those of weights that ranks share by experts, or of others.
+    pub(crate) fn pieces(self, is_expert: bool) -> usize {
+        if is_expert { self.experts } else { self.whole }
+    }
+
+    /// Whether every rank updates all of its weights.
+    pub(crate) fn are_one(self) -> bool {
+        self.whole == 1
+    }
 }
 
 /// Whether ranks share gradients, not only what is updated (ZeRO 2 and 3).
 pub(crate) fn shares_gradients(plan: &Plan) -> bool {
-    plan.zero.stage > 1 && shards(plan) > 1
+    plan.zero.stage > 1 && !Shards::of(plan).are_one()
 }
 
 /// The calls that read a weight.
@@ -217,18 +246,26 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
     let name = &function.value(ValueId(param as u32)).name;
     let of = |value: &str| {
         let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
-        sharding.map_or([Layout::Replicated; 3], layouts)
+        sharding.map_or([Layout::Replicated; 4], layouts)
     };
+    let [_, on_ep, _, on_tp] = of(name);
+    let experts = on_ep.cut_dim().filter(|_| plan.ep > 1);
     let gradient = match module.function(&gradient_name(&call.function)) {
         Some(gradient) if function.is_differentiable(ValueId(param as u32)) => {
             let grad = gradient_of(gradient, function, param)
                 .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
-            let [on_dp, on_cp, on_tp] = of(&gradient.value(grad).name);
+            let [on_dp, grad_on_ep, on_cp, on_tp] = of(&gradient.value(grad).name);
+            if plan.ep > 1 && grad_on_ep.cut_dim() != experts {
+                let function = &call.function;
+                return Err(format!("the gradient `@{function}.%d.{name}` lies otherwise on ep"));
+            }
             // All gradients are summed over the ranks that hold the same weights: a whole one would
             // count again.
-            for (axis, layout) in [(Axis::Dp, on_dp), (Axis::Cp, on_cp)] {
+            let copies = if experts.is_some() { plan.mesh.dp / plan.ep } else { plan.mesh.dp };
+            let axes = [(Axis::Dp, copies, on_dp), (Axis::Cp, plan.mesh.cp, on_cp)];
+            for (axis, ranks, layout) in axes {
                 let is_sum = matches!(layout, Layout::Partial(Combiner::Sum));
-                if plan.mesh.size(axis) > 1 && !is_sum && !zeros(gradient)[grad.index()] {
+                if ranks > 1 && !is_sum && !zeros(gradient)[grad.index()] {
                     let function = &call.function;
                     let what = format!("the gradient `@{function}.%d.{name}`");
                     return Err(format!("{what} is no sum over {axis}"));
@@ -238,7 +275,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         }
         Some(_) | None => Layout::Replicated,
     };
-    Ok((of(name)[2], gradient))
+    Ok((on_tp, gradient, experts))
 }
 
 /// The gradient of a layer's parameter, which may be a value with the name of another's, where both
@@ -251,7 +288,7 @@ fn gradient_of(gradient: &Function, primal: &Function, param: usize) -> Option<V
 /// Two uses of one weight find it in one layout; a partial sum in one of them only would make the
 /// whole gradient one.
 fn agree(weight: &Weight, a: Lies, b: Lies) -> Result<(), String> {
-    if a.0 != b.0 {
+    if a.0 != b.0 || a.2 != b.2 {
         return Err(format!("`{}` is sharded in two ways", weight.name));
     }
     let partial = |l: Layout| matches!(l, Layout::Partial(_));
@@ -261,14 +298,23 @@ fn agree(weight: &Weight, a: Lies, b: Lies) -> Result<(), String> {
     Ok(())
 }
 
-/// For each dim, the first element held and the number held.
+/// For each dim, the first element held and the number held, of ranks that share experts by the
+/// first of them.
 fn ranges(
     weight: &Weight,
-    layout: Layout,
+    (layout, experts): (Layout, Option<Experts>),
     ranks: usize,
     tensor: usize,
 ) -> Result<Vec<(usize, usize)>, String> {
     let mut ranges: Vec<(usize, usize)> = weight.sizes.iter().map(|s| (0, *s)).collect();
+    if let Some(Experts { dim, ranks }) = experts {
+        let size = weight.sizes[dim];
+        if !size.is_multiple_of(ranks) {
+            let name = &weight.name;
+            return Err(format!("ep={ranks} does not divide the {size} experts of `{name}`"));
+        }
+        ranges[dim].1 = size / ranks;
+    }
     if let (Layout::Cut { dim, unit }, true) = (layout, ranks > 1) {
         let cut = pieces(weight.sizes[dim], unit, ranks);
         let cut = cut

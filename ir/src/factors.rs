@@ -98,6 +98,9 @@ pub const SEQUENCE_FORMS: [&str; 2] = ["all-gather", "tokens"];
 /// The form in which ranks share the experts of a layer.
 pub const EXPERT_FORM: &str = "dispatch";
 
+/// The form of what each of these ranks computes: with the tokens of all of them, its own experts.
+pub const EXPERTS_OF_RANK_FORM: &str = "own";
+
 /// The factors of a node, and those of the forms with one of the given names that the composite
 /// which it calls has.
 pub fn factors_and_forms(

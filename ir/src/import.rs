@@ -46,6 +46,8 @@ mod preset;
 mod resolve;
 mod sizes;
 
+use std::borrow::Cow;
+
 use crate::random::DrawBits;
 use crate::{DType, Diagnostic, Module, Span};
 
@@ -173,13 +175,17 @@ pub enum Init {
     Zeros,
 }
 
-/// Where a checkpoint has a weight: a tensor, or a view of one.
+/// Where a checkpoint has a weight: a tensor, or a view of one; or several tensors of the same
+/// dims, as if they were one, below each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The tensor's name; others under which checkpoints have it follow the one that is written.
+    /// Of several tensors, `{}` in a name is the number of each.
     pub names: Vec<String>,
-    /// The dims of the whole tensor.
+    /// The dims of the whole tensor, or of each.
     pub dims: Vec<usize>,
+    /// How many tensors there are.
+    pub count: usize,
     /// The element of the tensor that is the weight's first.
     start: usize,
     /// Sizes and strides, outermost first: in row-major order of these axes the elements of the
@@ -191,7 +197,7 @@ impl Source {
     /// A whole tensor.
     pub fn whole(names: Vec<String>, dims: Vec<usize>) -> Source {
         let axes = vec![(dims.iter().product(), 1)];
-        Source { names, dims, start: 0, axes }
+        Source { names, dims, count: 1, start: 0, axes }
     }
 
     /// A view of a tensor: its first element, and sizes and strides, outermost first.
@@ -211,7 +217,7 @@ impl Source {
         if merged.is_empty() {
             merged.push((1, 1));
         }
-        Source { names, dims, start, axes: merged }
+        Source { names, dims, count: 1, start, axes: merged }
     }
 
     /// The tensor's element that is the weight's first, and for each dim of the weight the sizes
@@ -242,25 +248,57 @@ impl Source {
         Some((self.start, by_dim))
     }
 
+    /// The same view of several tensors, whose outermost axis counts them.
+    pub(crate) fn of_several(self, count: usize) -> Source {
+        Source { count, ..self }
+    }
+
     /// The name under which the tensor is written.
     pub fn name(&self) -> &str {
         &self.names[0]
     }
 
-    /// Whether the weight's elements are all of the tensor's, in their order.
+    /// The names that the tensor of a number has in checkpoints, the one that is written first.
+    pub fn names_of(&self, number: usize) -> impl Iterator<Item = Cow<'_, str>> {
+        self.names.iter().map(move |name| match self.count {
+            1 => Cow::Borrowed(name.as_str()),
+            _ => Cow::Owned(name.replace("{}", &number.to_string())),
+        })
+    }
+
+    /// The elements of one tensor.
+    pub fn tensor_elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether the weight's elements are all of one tensor's, in their order.
     pub fn is_whole(&self) -> bool {
-        self.axes == [(self.dims.iter().product(), 1)]
+        self.count == 1 && self.axes == [(self.dims.iter().product(), 1)]
     }
 
     /// Whether the weight's elements are all of the tensor's, in whatever order.
     pub(crate) fn is_permuted(&self) -> bool {
         let elements: usize = self.axes.iter().map(|(size, _)| size).product();
-        elements == self.dims.iter().product::<usize>()
+        self.count == 1 && elements == self.dims.iter().product::<usize>()
     }
 
     /// Calls `each` with the first element and the length of each run of the tensor that `len`
-    /// elements of the weight from `start` on are, in their order.
+    /// elements of the weight from `start` on are, in their order. Of several tensors, elements are
+    /// counted through; a run is of one.
     pub fn each_run(&self, start: usize, len: usize, mut each: impl FnMut(usize, usize)) {
+        let tensor = if self.count == 1 { usize::MAX } else { self.tensor_elements().max(1) };
+        self.each_run_through(start, len, |mut from, len| {
+            let end = from + len;
+            while from < end {
+                let here = (tensor - from % tensor).min(end - from);
+                each(from, here);
+                from += here;
+            }
+        });
+    }
+
+    /// As [`Source::each_run`], with runs that go on from one tensor to the next.
+    fn each_run_through(&self, start: usize, len: usize, mut each: impl FnMut(usize, usize)) {
         let (size, stride) = self.axes.last().copied().unwrap_or((1, 1));
         let run = if stride == 1 { size } else { 1 };
         let (mut at, end) = (start, start + len);

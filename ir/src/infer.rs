@@ -122,6 +122,7 @@ pub fn name(op: &Op) -> &'static str {
             Collective::AllReduce(_) => "all_reduce",
             Collective::AllGather { .. } => "all_gather",
             Collective::ReduceScatter { .. } => "reduce_scatter",
+            Collective::AllToAll { .. } => "all_to_all",
         },
     }
 }
@@ -542,6 +543,13 @@ fn collective_type(kind: &Collective, x: &TensorType) -> Inferred {
             let fits = x.dims[*dim] == whole && *own < counts.len() && order.allows(counts);
             require("reduce_scatter", 2, fits, || format!("piece {own} of {counts:?} of {x}"))?;
             Ok(with_dim(x, *dim, Dim::from(counts[*own])))
+        }
+        Collective::AllToAll { pieces } => {
+            has_dim("all_to_all", 1, 0, x)?;
+            let count = i64::try_from(*pieces).ok();
+            let fits = count.is_some_and(|count| count > 0 && x.dims[0].divide(count).is_some());
+            require("all_to_all", 2, fits, || format!("{pieces} pieces of {x}"))?;
+            Ok(x.clone())
         }
     }
 }

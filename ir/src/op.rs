@@ -327,6 +327,12 @@ pub enum Collective {
         /// Which piece is this member's own.
         own: usize,
     },
+    /// Every member gets its piece of every member's value, in the order of members. Pieces are
+    /// equal, and lie along the first dim.
+    AllToAll {
+        /// The members.
+        pieces: usize,
+    },
 }
 
 /// What a node computes.

@@ -212,10 +212,38 @@ pub struct WeightShard {
     pub name: String,
     /// The sizes of the whole weight.
     pub global: Vec<usize>,
-    /// For each dim, the first element held and the number held.
+    /// For each dim, the first element held and the number held; where ranks share experts, by the
+    /// first of these ranks.
     pub ranges: Vec<(usize, usize)>,
+    /// How ranks that run this program share it, where they do not hold the same.
+    #[serde(default)]
+    pub experts: Option<Experts>,
     /// Whether this class counts it: a tied copy in a later stage is not counted again.
     pub owned: bool,
+}
+
+impl WeightShard {
+    /// For each dim, the first element held and the number held by the rank with a number among
+    /// those along `dp` and `cp`.
+    pub fn ranges_of(&self, data: usize) -> Vec<(usize, usize)> {
+        let mut ranges = self.ranges.clone();
+        if let Some(Experts { dim, ranks }) = self.experts
+            && let Some((start, size)) = ranges.get_mut(dim)
+        {
+            *start += data.checked_rem(ranks).unwrap_or(0) * *size;
+        }
+        ranges
+    }
+}
+
+/// The cut of a weight over ranks that share experts: neighbours among those along `dp` and `cp`,
+/// each with as many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Experts {
+    /// The dim that counts experts.
+    pub dim: usize,
+    /// The ranks.
+    pub ranks: usize,
 }
 
 /// A value inside a routine.
@@ -270,6 +298,11 @@ pub enum Exchange {
         #[serde(default)]
         order: PieceOrder,
     },
+    /// Every member gets its piece of what each one has, in the order of members.
+    AllToAll {
+        /// The members: each has as many pieces, of equal length, one after the other.
+        pieces: usize,
+    },
 }
 
 impl Exchange {
@@ -292,7 +325,8 @@ pub enum Group {
     /// The ranks that hold the same weights: those along `dp` and `cp`, of which `cp` is counted
     /// first.
     Data,
-    /// A shard group: this many neighbours of [`Group::Data`], over which ZeRO shards one copy.
+    /// A shard group: this many neighbours of [`Group::Data`], over which ZeRO shards one copy, or
+    /// which share experts.
     Shards(usize),
     /// A replica group: the ranks of [`Group::Data`] with the same shard, of shard groups of this
     /// size.

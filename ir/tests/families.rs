@@ -66,20 +66,34 @@ impl Case {
         Tensor::int(DType::I32, view.shape(), words.map(i64::from_le_bytes).collect())
     }
 
-    /// The name under which the case has the tensor of a weight.
-    fn stored<'w>(&self, weight: &'w Weight) -> &'w str {
+    /// The names under which the case has the tensors of a weight.
+    fn stored(&self, weight: &Weight) -> Vec<String> {
         let file = SafeTensors::deserialize(&self.expected).unwrap();
-        let is_there = |name: &&String| file.tensor(&format!("grad.{name}")).is_ok();
-        let found = weight.source.names.iter().find(is_there);
-        found.unwrap_or_else(|| panic!("{}: no tensor for `{}`", self.name, weight.name))
+        let is_there = |name: &String| file.tensor(&format!("grad.{name}")).is_ok();
+        let of = |number: usize| {
+            let mut names = weight.source.names_of(number).map(|name| name.into_owned());
+            let found = names.find(is_there);
+            found.unwrap_or_else(|| panic!("{}: no tensor for `{}`", self.name, weight.name))
+        };
+        (0..weight.source.count).map(of).collect()
+    }
+
+    /// What the case has for the tensors of a weight, below each other.
+    fn of_weight(&self, weight: &Weight, what: &str) -> Vec<f64> {
+        let of = |name: String| self.expected(&format!("{what}.{name}")).to_f64();
+        self.stored(weight).into_iter().flat_map(of).collect()
     }
 
     fn weights(&self, weights: &[Weight]) -> Vec<Tensor> {
         let drawn = |weight: &Weight| {
-            let (name, dims) = (self.stored(weight), &weight.source.dims);
-            let shape = self.expected(&format!("grad.{name}")).dims;
-            assert_eq!(*dims, shape, "{}: {name}", self.name);
-            view(&draw(&self.name, name, dims), weight)
+            let dims = &weight.source.dims;
+            let tensor = |name: String| {
+                let shape = self.expected(&format!("grad.{name}")).dims;
+                assert_eq!(*dims, shape, "{}: {name}", self.name);
+                draw(&self.name, &name, dims)
+            };
+            let all: Vec<f64> = self.stored(weight).into_iter().flat_map(tensor).collect();
+            view(&all, weight)
         };
         weights.iter().map(drawn).collect()
     }
@@ -251,13 +265,18 @@ fn every_tensor_of_a_family_is_a_weight() {
         let mut count = 0;
         for (tensor, view) in stored {
             count += view.shape().iter().product::<usize>() as u64;
-            let is_known = |weight: &Weight| weight.source.names.contains(&tensor);
+            let is_known = |weight: &Weight| {
+                let mut all = (0..weight.source.count).flat_map(|n| weight.source.names_of(n));
+                all.any(|name| name == tensor)
+            };
             assert!(model.weights.iter().any(is_known), "{name}: {tensor}");
         }
         assert_eq!(model.param_count(), count, "{name}");
         // What is exported is called as transformers calls it.
         for weight in &model.weights {
-            assert_eq!(weight.source.name(), case.stored(weight), "{name}: {}", weight.name);
+            let first = |number: usize| weight.source.names_of(number).next().unwrap().into_owned();
+            let called: Vec<String> = (0..weight.source.count).map(first).collect();
+            assert_eq!(called, case.stored(weight), "{name}: {}", weight.name);
         }
     }
 }
@@ -324,13 +343,13 @@ fn gradients_of_families_are_transformers() {
         let entry = training_step(&mut model.module, "loss").unwrap();
         let results = eval(&model.module, &entry, &args).unwrap();
         let count = results[1].scalar();
-        let theirs = |weight: &Weight| case.expected(&format!("grad.{}", case.stored(weight)));
-        let overall = model.weights.iter().map(|w| largest(&theirs(w).to_f64()));
+        let theirs = |weight: &Weight| case.of_weight(weight, "grad");
+        let overall = model.weights.iter().map(|w| largest(&theirs(w)));
         let overall = overall.fold(0.0, f64::max);
         for (weight, gradient) in model.weights.iter().zip(&results[2..]) {
             // The gradient of a key's bias is zero but for rounding, so that only the whole tensor
             // of the checkpoint is a scale to measure by, or the largest of all.
-            let whole = theirs(weight).to_f64();
+            let whole = theirs(weight);
             let scale = largest(&whole).max(1e-3 * overall);
             let expected = view(&whole, weight).to_f64();
             let gradient = gradient.to_f64().into_iter().map(|g| g / count);

@@ -423,12 +423,15 @@ fn assemble(
         schedule: candidate.schedule,
         stage_ends: candidate.stage_ends.clone(),
         context: ContextForm::default(),
-        ep: 1,
+        ep: candidate.ep,
         zero: candidate.zero,
         offload: Offload::default(),
         optimizer: job.optimizer,
         clip: job.clip,
-        functions: functions.into_iter().map(|(name, f)| (name, f.on(mesh))).collect(),
+        functions: functions
+            .into_iter()
+            .map(|(name, f)| (name, f.on_besides(mesh, candidate.ep)))
+            .collect(),
         predictions: Default::default(),
     }
 }

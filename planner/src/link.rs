@@ -36,6 +36,11 @@ impl Link {
         self.ring(bytes, members, 2.0)
     }
 
+    /// Every member gets its piece of the `V` bytes of every one.
+    pub fn all_to_all(self, bytes: f64, members: usize) -> Seconds {
+        self.ring(bytes, members, 1.0)
+    }
+
     fn ring(self, bytes: f64, members: usize, passes: f64) -> Seconds {
         if members <= 1 {
             return Seconds(0.0);

@@ -238,6 +238,9 @@ impl<'a> Prices<'a> {
             Exchange::ReduceScatter { outer, inner, counts, .. } => {
                 link.reduce_scatter(padded(*outer, *inner, counts), members).0
             }
+            Exchange::AllToAll { .. } => {
+                link.all_to_all(elements as f64 * dtype.size() as f64, members).0
+            }
         }
     }
 

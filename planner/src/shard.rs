@@ -33,6 +33,7 @@ use crate::link::Link;
 use context::ContextLayouts;
 
 pub use beam::BEAM_WIDTH;
+pub use experts::experts_of;
 pub use roles::{Layer, Role, layers};
 
 /// How fast a rank computes and moves: what the search weighs options by.

@@ -32,6 +32,9 @@ pub struct Breakdown {
     /// Collectives over `cp`.
     #[serde(default)]
     pub context_s: f64,
+    /// Exchanges of ranks that share experts.
+    #[serde(default)]
+    pub experts_s: f64,
     /// The reduction of gradients, of the loss and of the norm.
     pub reduction_s: f64,
     /// Messages between stages.
@@ -44,12 +47,13 @@ pub struct Breakdown {
 
 impl Breakdown {
     /// The parts by name; their sum is the step.
-    pub fn parts(&self) -> [(&'static str, f64); 8] {
+    pub fn parts(&self) -> [(&'static str, f64); 9] {
         [
             ("products", self.products_s),
             ("other kernels", self.kernels_s),
             ("tp collectives", self.tensor_s),
             ("cp collectives", self.context_s),
+            ("ep collectives", self.experts_s),
             ("dp reduction", self.reduction_s),
             ("messages", self.messages_s),
             ("waiting", self.wait_s),
@@ -62,7 +66,8 @@ impl Breakdown {
         match axis {
             Some(Axis::Tp) => &mut self.tensor_s,
             Some(Axis::Cp) => &mut self.context_s,
-            Some(Axis::Pp | Axis::Dp | Axis::Ep) | None => &mut self.reduction_s,
+            Some(Axis::Ep) => &mut self.experts_s,
+            Some(Axis::Pp | Axis::Dp) | None => &mut self.reduction_s,
         }
     }
 
@@ -205,18 +210,24 @@ impl<'a> Simulation<'a> {
     }
 
     fn class(&mut self, at: usize, script: &'a Script) -> Class<'a> {
-        let mut item = |part: &Part| match part {
+        let mut item = |part: &Part, is_layer: bool| match part {
             Part::Compute { products, kernels } => {
                 Item::Compute { products: *products, kernels: *kernels }
             }
             Part::Collective { group, seconds } => {
-                let axis = if let Group::Axis(axis) = group { Some(*axis) } else { None };
+                let axis = match group {
+                    Group::Axis(axis) => Some(*axis),
+                    // Inside of layers, neighbours share experts.
+                    Group::Shards(_) if is_layer => Some(Axis::Ep),
+                    _ => None,
+                };
                 let group = self.meeting(self.members(at, group));
                 Item::Collective { group, axis, seconds: *seconds }
             }
         };
-        let items = |timed: &Rc<Timed>| timed.parts.iter().map(&mut item).collect();
-        let routines = script.routines.iter().map(items).collect();
+        let mut items =
+            |timed: &Rc<Timed>| timed.parts.iter().map(|part| item(part, timed.is_layer)).collect();
+        let routines = script.routines.iter().map(&mut items).collect();
         Class {
             script,
             routines,

@@ -135,6 +135,7 @@ impl Combiner {
 /// - an all-reduce `2 (n - 1) b / n`, rounded down;
 /// - an all-gather `n - 1` times its own piece;
 /// - a reduce-scatter `b` less its own piece;
+/// - an all-to-all what it puts in, less its own piece;
 /// - a message its length.
 ///
 /// Over equal pieces, gather and scatter are `(n - 1) b / n`, each half of an all-reduce.
@@ -146,6 +147,8 @@ pub struct Counters {
     pub all_gather_bytes: u64,
     /// Bytes sent by reduce-scatters.
     pub reduce_scatter_bytes: u64,
+    /// Bytes sent by all-to-alls.
+    pub all_to_all_bytes: u64,
     /// Bytes sent in messages.
     pub send_bytes: u64,
     /// Calls of all kinds, barriers and receives included.
@@ -253,6 +256,17 @@ pub trait Communicator: Send {
         types: Types,
         combiner: Combiner,
         blocks: &Blocks,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError>;
+
+    /// Gives every member its piece of what this one has, and gets the own piece of all.
+    ///
+    /// **Shapes.** `send` and `receive`: `[group, piece]`, as long as each other.
+    fn all_to_all(
+        &self,
+        group: &Group,
+        dtype: DType,
         send: &[u8],
         receive: &mut [u8],
     ) -> Result<(), CommError>;

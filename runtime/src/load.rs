@@ -5,6 +5,7 @@
 //! again. A file whose tensors are not exactly those of the model is refused: what is left out or
 //! left over would change what the model computes without anybody noticing.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
@@ -51,15 +52,23 @@ pub fn load_weights(
 /// that the model does not have, E4009 for two that would be one; of each at most 20.
 pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
     let mut wrong = Vec::new();
-    let mut known: BTreeSet<&str> = BTreeSet::new();
+    let mut known: BTreeSet<Cow<'_, str>> = BTreeSet::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for weight in model {
-        known.extend(weight.source.names.iter().map(String::as_str));
-        if seen.insert(weight.source.name()) && wrong.len() < REPORTS_MAX {
-            wrong.extend(find(weight, files).and_then(|tensor| agree(weight, tensor, files)).err());
+        let numbers = 0..weight.source.count;
+        known.extend(numbers.clone().flat_map(|number| weight.source.names_of(number)));
+        if seen.insert(weight.source.name()) {
+            for number in numbers {
+                if wrong.len() >= REPORTS_MAX {
+                    break;
+                }
+                let found = find(weight, number, files);
+                let agrees = found.and_then(|tensor| agree(weight, (number, tensor), files));
+                wrong.extend(agrees.err());
+            }
         }
     }
-    let is_extra = |name: &&str| !known.contains(name) && !is_buffer(name);
+    let is_extra = |name: &&str| !known.contains(*name) && !is_buffer(name);
     let extra: Vec<&str> = files.tensors().map(|(name, _)| name).filter(is_extra).collect();
     if !extra.is_empty() {
         wrong.push(too_many(model, files, &extra));
@@ -76,20 +85,37 @@ pub fn read_weight(
     block: &[Range<usize>],
     dtype: DType,
 ) -> Result<Vec<u8>, Diagnostic> {
-    let tensor = find(weight, files)?;
-    let bytes = files.bytes(tensor);
-    let size = tensor.stored.size();
+    let source = &weight.source;
+    let tensors = (0..source.count).map(|number| find(weight, number, files));
+    let tensors: Vec<&Tensor> = tensors.collect::<Result<_, _>>()?;
+    let stored = tensors[0].stored;
     let whole = block == block::whole(&weight.dims);
-    if whole && weight.source.is_whole() {
-        return Ok(convert(tensor.stored, bytes, dtype));
+    if whole && source.is_whole() {
+        return Ok(convert(stored, files.bytes(tensors[0]), dtype));
     }
+    if let Some(number) = tensors.iter().position(|tensor| tensor.stored != stored) {
+        return Err(differ(source, number, files));
+    }
+    let (size, each) = (stored.size(), source.tensor_elements().max(1));
+    let bytes: Vec<&[u8]> = tensors.into_iter().map(|tensor| files.bytes(tensor)).collect();
     let mut out = Vec::with_capacity(block::elements(block) * size);
     each_run(&weight.dims, block, |start, len| {
-        weight.source.each_run(start, len, |from, len| {
-            out.extend_from_slice(&bytes[from * size..(from + len) * size]);
+        source.each_run(start, len, |from, len| {
+            let (tensor, from) =
+                if source.count == 1 { (0, from) } else { (from / each, from % each) };
+            out.extend_from_slice(&bytes[tensor][from * size..(from + len) * size]);
         });
     });
-    Ok(convert(tensor.stored, &out, dtype))
+    Ok(convert(stored, &out, dtype))
+}
+
+/// Tensors that are one weight have one type.
+fn differ(source: &Source, number: usize, files: &Weights) -> Diagnostic {
+    let names = [0, number].map(|number| source.names_of(number).next().unwrap_or_default());
+    let headline = format!("`{}` and `{}` are of two types", names[0], names[1]);
+    Diagnostic::error("E4007", at(files), headline)
+        .note("both belong to one weight of the model")
+        .help("write all tensors of the checkpoint in one type")
 }
 
 /// A tensor under the name that checkpoints have for it.
@@ -110,23 +136,27 @@ pub fn join_weights<E>(
     values: &mut dyn FnMut(&Weight) -> Result<Values, E>,
 ) -> Result<Vec<Named>, E> {
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    // Of each weight, its tensors follow each other.
     let mut tensors: Vec<Named> = Vec::new();
     for weight in model {
         let Values { dtype, bytes, .. } = values(weight)?;
         let source = &weight.source;
         let size = dtype.size() as usize;
+        let each = source.tensor_elements();
         let at = *places.entry(source.name()).or_insert_with(|| {
-            let elements: usize = source.dims.iter().product();
-            let bytes = vec![0; elements * size];
-            let values = Values { dtype, dims: source.dims.clone(), bytes };
-            tensors.push(Named { name: source.name().to_owned(), values });
-            tensors.len() - 1
+            let tensor = |number: usize| Named {
+                name: source.names_of(number).next().unwrap_or_default().into_owned(),
+                values: Values { dtype, dims: source.dims.clone(), bytes: vec![0; each * size] },
+            };
+            tensors.extend((0..source.count).map(tensor));
+            tensors.len() - source.count
         });
         assert_eq!(tensors[at].values.dtype, dtype, "the parts of a tensor have one type");
-        let target = &mut tensors[at].values.bytes;
         let mut own = bytes.as_slice();
         source.each_run(0, bytes.len() / size, |to, len| {
             let (here, rest) = own.split_at(len * size);
+            let (tensor, to) = if source.count == 1 { (0, to) } else { (to / each, to % each) };
+            let target = &mut tensors[at + tensor].values.bytes;
             target[to * size..(to + len) * size].copy_from_slice(here);
             own = rest;
         });
@@ -175,11 +205,11 @@ pub fn write_named(path: &Path, tensors: &[Named]) -> Result<(), Error> {
     weights::write(path, &tensors, &metadata)
 }
 
-/// The tensor of a weight.
-fn find<'f>(weight: &Weight, files: &'f Weights) -> Result<&'f Tensor, Diagnostic> {
+/// The tensor of a weight with a number.
+fn find<'f>(weight: &Weight, number: usize, files: &'f Weights) -> Result<&'f Tensor, Diagnostic> {
     let source = &weight.source;
-    let found = source.names.iter().find_map(|name| Some((name, files.get(name)?)));
-    let Some((name, tensor)) = found else { return Err(missing(source, files)) };
+    let found = source.names_of(number).find_map(|name| Some((files.get(&name)?, name)));
+    let Some((tensor, name)) = found else { return Err(missing(source, number, files)) };
     if tensor.dims == source.dims {
         return Ok(tensor);
     }
@@ -191,15 +221,20 @@ fn find<'f>(weight: &Weight, files: &'f Weights) -> Result<&'f Tensor, Diagnosti
 }
 
 /// Checks that all tensors that the files have for a weight are equal: one of them is read.
-fn agree(weight: &Weight, tensor: &Tensor, files: &Weights) -> Result<(), Diagnostic> {
-    let names = || weight.source.names.iter().filter_map(|name| Some((name, files.get(name)?)));
+fn agree(
+    weight: &Weight,
+    (number, tensor): (usize, &Tensor),
+    files: &Weights,
+) -> Result<(), Diagnostic> {
+    let names =
+        || weight.source.names_of(number).filter_map(|name| Some((files.get(&name)?, name)));
     let is_same = |other: &Tensor| {
         other.dims == tensor.dims
             && other.stored == tensor.stored
             && files.bytes(other) == files.bytes(tensor)
     };
-    let (Some((first, _)), Some((other, there))) =
-        (names().next(), names().find(|(_, there)| !is_same(there)))
+    let (Some((_, first)), Some((there, other))) =
+        (names().next(), names().find(|(there, _)| !is_same(there)))
     else {
         return Ok(());
     };
@@ -217,18 +252,19 @@ fn agree(weight: &Weight, tensor: &Tensor, files: &Weights) -> Result<(), Diagno
     Err(wrong.help(format!("{untied}remove the one that is not the model's")))
 }
 
-fn missing(source: &Source, files: &Weights) -> Diagnostic {
-    let headline = format!("no tensor `{}` in the weights", source.name());
+fn missing(source: &Source, number: usize, files: &Weights) -> Diagnostic {
+    let names: Vec<Cow<'_, str>> = source.names_of(number).collect();
+    let headline = format!("no tensor `{}` in the weights", names[0]);
     let mut diagnostic = Diagnostic::error("E4006", at(files), headline)
         .help("check that the weights and the `config.json` belong together");
-    if let [_, others @ ..] = &source.names[..]
+    if let [_, others @ ..] = &names[..]
         && !others.is_empty()
     {
         let others: Vec<String> = others.iter().map(|name| format!("`{name}`")).collect();
         diagnostic = diagnostic.note(format!("nor is there {}", others.join(" or ")));
     }
-    let names = files.tensors().map(|(name, _)| name);
-    match nearest(source.name(), names) {
+    let all = files.tensors().map(|(name, _)| name);
+    match nearest(&names[0], all) {
         Some(similar) => diagnostic.note(format!("the most similar name is `{similar}`")),
         None => diagnostic.note(format!("there are {} others", files.tensors().count())),
     }

@@ -216,6 +216,34 @@ impl Communicator for Local {
         Ok(())
     }
 
+    fn all_to_all(
+        &self,
+        group: &Group,
+        dtype: DType,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError> {
+        assert_eq!(send.len(), receive.len(), "members exchange equal pieces");
+        let piece = send.len() / group.size();
+        assert_eq!(piece * group.size(), send.len(), "members exchange equal pieces");
+        let signature = Signature::of(Kind::AllToAll, group, dtype).cut(1, send.len(), 1, &[]);
+        let base = receive.as_mut_ptr();
+        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+            for member in 0..group.size() {
+                let at = meeting.position() * piece;
+                // SAFETY: equal signatures mean equal lengths, so the member's `send` holds a piece
+                // for each; it is only read until all have finished, and `receive` is written by
+                // its owner alone.
+                unsafe {
+                    let source = meeting.buffer(member).add(at);
+                    ptr::copy_nonoverlapping(source, base.add(member * piece), piece);
+                }
+            }
+        })?;
+        self.count(|c| c.all_to_all_bytes += (send.len() - piece) as u64);
+        Ok(())
+    }
+
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CommError> {
         self.world.check()?;
         self.world.mailbox(self.rank, to).put(bytes);

@@ -229,6 +229,8 @@ pub struct MeshRow {
     pub cp: u64,
     /// Ranks that share a layer.
     pub tp: u64,
+    /// Replicas that share experts.
+    pub ep: u64,
     /// Whether they share the sequence.
     pub sequence: bool,
     /// The largest relative error.

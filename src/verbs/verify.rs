@@ -26,6 +26,7 @@ use ir::precision::Products;
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
+use planner::compiled::Usable;
 use planner::divisors::divisors;
 use planner::elaborate::name_of;
 use planner::limits::{Decision, Limits};
@@ -109,6 +110,8 @@ pub(super) struct Computed {
 /// One line of the answer.
 pub(super) struct Line {
     mesh: Mesh,
+    /// Ranks that share experts.
+    ep: usize,
     sequence: bool,
     pub(super) error: f64,
     /// How far all tensors are from what is expected: the root of the mean of the squares of each
@@ -166,7 +169,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     };
     let job = question.job();
     let job = planner::compiled::Job { ranks: args.ranks, ..job };
-    planner::compiled::Usable::of(&job)?.check(&job)?;
+    Usable::of(&job)?.check(&job)?;
     if args.bisect_rules {
         return rules::run(args, &model, &mut question);
     }
@@ -246,15 +249,16 @@ pub(super) fn lines_of(
         return Ok((vec![line_of_plan(args, path, model, question, expected)?], Vec::new()));
     }
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
-    for mesh in meshes(args.ranks, question.seq) {
+    let experts = Usable::of(&question.job())?.experts;
+    for (mesh, ep) in meshes(args.ranks, question.seq, experts) {
         for sequence in [false, true] {
             if sequence && mesh.tp == 1 {
                 continue;
             }
-            match plan_of(question, mesh, sequence) {
+            match plan_of(question, (mesh, ep), sequence) {
                 Ok(plan) => {
                     let found = step(question, model, &plan, args.seed)?;
-                    lines.push(compare(mesh, sequence, expected, &found));
+                    lines.push(Line { ep, ..compare(mesh, sequence, expected, &found) });
                 }
                 Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
                 Err(failure) => return Err(failure),
@@ -292,7 +296,7 @@ pub(super) fn step_of_one(
     model: &Model,
     seed: u32,
 ) -> Result<Computed, Failure> {
-    let plan = plan_of(question, Mesh::ONE, false)?;
+    let plan = plan_of(question, (Mesh::ONE, 1), false)?;
     step(question, model, &plan, seed)
 }
 
@@ -329,7 +333,7 @@ pub(super) fn drawn_weights(
     model: &Model,
     seed: u32,
 ) -> Result<BTreeMap<String, Vec<f64>>, Failure> {
-    let plan = plan_of(question, Mesh::ONE, false)?;
+    let plan = plan_of(question, (Mesh::ONE, 1), false)?;
     let session = session(question, model, &plan, seed)?;
     let weight = |weight: &Weight| {
         let values = session.read_weight(&weight.name, Part::Weight)?;
@@ -339,8 +343,12 @@ pub(super) fn drawn_weights(
 }
 
 /// All meshes of a number of ranks and of its divisors, but that of one rank, which can share
-/// samples of `seq` tokens.
-fn meshes(ranks: usize, seq: usize) -> Vec<Mesh> {
+/// samples of `seq` tokens, with each number of ranks that can share the experts of a layer.
+fn meshes(ranks: usize, seq: usize, experts: usize) -> Vec<(Mesh, usize)> {
+    let shares = |mesh: Mesh| {
+        let fits = move |ep: &usize| *ep == 1 || mesh.cp == 1 && experts.is_multiple_of(*ep);
+        divisors(mesh.dp).into_iter().filter(fits).map(move |ep| (mesh, ep))
+    };
     let fits = |cp: &usize| seq.is_multiple_of(ContextForm::default().pieces(*cp));
     let mut meshes = Vec::new();
     for size in divisors(ranks).into_iter().filter(|size| *size > 1) {
@@ -348,7 +356,8 @@ fn meshes(ranks: usize, seq: usize) -> Vec<Mesh> {
             for tp in divisors(size / pp) {
                 let replicas = size / pp / tp;
                 let mesh = |cp: usize| Mesh { pp, dp: replicas / cp, cp, tp, ..Mesh::ONE };
-                meshes.extend(divisors(replicas).into_iter().filter(fits).map(mesh));
+                meshes
+                    .extend(divisors(replicas).into_iter().filter(fits).map(mesh).flat_map(shares));
             }
         }
     }
@@ -356,12 +365,17 @@ fn meshes(ranks: usize, seq: usize) -> Vec<Mesh> {
 }
 
 /// The plan of exactly this mesh.
-fn plan_of(question: &mut PlanRequest, mesh: Mesh, sequence: bool) -> Result<Plan, Failure> {
+fn plan_of(
+    question: &mut PlanRequest,
+    (mesh, ep): (Mesh, usize),
+    sequence: bool,
+) -> Result<Plan, Failure> {
     let decisions = [
         (Decision::Pp, mesh.pp),
         (Decision::Dp, mesh.dp),
         (Decision::Cp, mesh.cp),
         (Decision::Tp, mesh.tp),
+        (Decision::Ep, ep),
         (Decision::Sp, usize::from(sequence)),
     ];
     question.limits = Limits::default();
@@ -485,7 +499,8 @@ pub(super) fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Comput
     let floor = 1e-3 * one.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
     let worst = "loss".to_owned();
     let distance_all = distance_of(one, found);
-    let mut line = Line { mesh, sequence, error: 0.0, distance: distance_all, worst, is_ok: true };
+    let mut line =
+        Line { mesh, ep: 1, sequence, error: 0.0, distance: distance_all, worst, is_ok: true };
     line.error = distance(one.loss, found.loss) / largest(&[one.loss]).max(f64::MIN_POSITIVE);
     for (name, expected) in &one.grads {
         let Some(grad) = found.grads.get(name) else {
@@ -568,6 +583,7 @@ fn mesh_row(line: &Line) -> MeshRow {
         dp: dp as u64,
         cp: cp as u64,
         tp: tp as u64,
+        ep: line.ep as u64,
         sequence: line.sequence,
         error_max: line.error,
         distance: line.distance,
@@ -580,7 +596,10 @@ fn table(lines: &[Line]) -> Table {
     let mut table = Table::new(["mesh", "sequence cut", "max error", "", "of"]);
     for line in lines {
         table.row([
-            line.mesh.to_string(),
+            match line.ep {
+                1 => line.mesh.to_string(),
+                ep => format!("{} ep={ep}", line.mesh),
+            },
             if line.sequence { "yes" } else { "no" }.to_owned(),
             format!("{:.1e}", line.error),
             if line.is_ok { "ok" } else { "FAILED" }.to_owned(),

@@ -18,7 +18,7 @@ fn mesh([pp, dp, cp, tp]: [usize; 4]) -> Mesh {
 
 fn case(description: &Description, keep: Keep) -> Case<'_> {
     let (dropout, seq, samples, dtype, bound) = (0.0, SEQ, 6, DType::F64, 1e-10);
-    Case { description, dropout, seq, samples, keep, dtype, bound }
+    Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 }
 }
 
 /// Layers with a window and layers without, soft caps, and fewer heads of keys than of queries.

@@ -36,6 +36,7 @@ mod context;
 mod copies;
 mod cuda;
 mod documents;
+mod experts;
 mod exports;
 mod families;
 mod faults;

@@ -9,7 +9,9 @@ use ir::tensor::Tensor;
 use ir::{Axis, DType, Mesh, Plan};
 use runtime::execute::{Batch, Scalars};
 
-use crate::model::{Wanted, load, plan, prepared, session};
+use planner::link::Link;
+
+use crate::model::{Wanted, load, plan, plan_sharing, prepared, session};
 
 const SEQ: usize = 33;
 
@@ -115,7 +117,7 @@ fn check(
         of_samples.entry(samples.expect("the last one is")).or_default().push(*mesh);
     }
     for (samples, meshes) in of_samples {
-        let case = Case { description, dropout, samples, keep, dtype, bound, seq: SEQ };
+        let case = Case { description, dropout, samples, keep, dtype, bound, seq: SEQ, ep: 1 };
         check_batch(case, &meshes, &|_| {});
     }
 }
@@ -130,11 +132,14 @@ pub(crate) struct Case<'a> {
     pub(crate) keep: Keep,
     pub(crate) dtype: DType,
     pub(crate) bound: f64,
+    /// Ranks along `dp` that share experts.
+    pub(crate) ep: usize,
 }
 
 /// The same, for meshes that all split one batch, with a change of each plan.
 pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut Plan)) {
-    let Case { description, dropout, seq, samples, keep, dtype, bound } = case;
+    let Case { description, dropout, seq, samples, keep, dtype, bound, ep } = case;
+    let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
     let (tokens, labels) = batch(3, samples, seq, 259);
@@ -153,7 +158,7 @@ pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut 
                 keep,
                 sequence,
             };
-            let mut plan = plan(&module, seq, dtype, wanted)
+            let mut plan = plan_sharing(&module, (seq, dtype), wanted, (link, ep))
                 .unwrap_or_else(|why| panic!("{} {mesh}: {why}", description.name));
             change(&mut plan);
             let mut session = session(&module, &plan);
@@ -232,7 +237,7 @@ fn schedules_keeps_and_orders_agree() {
     for (description, dropout) in [(&gpt2, 0.1), (&llama, 0.0)] {
         let keep = Keep::AllButAttention;
         let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
-        let case = Case { description, dropout, seq, samples, keep, dtype, bound };
+        let case = Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 };
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::ZeroBubbleH1);
         check_batch(case, &meshes[1..3], &|plan| {
@@ -296,7 +301,7 @@ fn interleaved_stages_agree() {
         let (description, dropout) = if seed == 0 { (&gpt2, 0.1) } else { (&llama, 0.0) };
         let keep = [Keep::Full, Keep::None, Keep::AllButAttention][seed as usize];
         let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
-        let case = Case { description, dropout, seq, samples, keep, dtype, bound };
+        let case = Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 };
         check_batch(case, &[mesh(2, 1, 1), mesh(2, 2, 2)], &|plan| {
             interleave(plan, 2 + mix(seed) as usize % 4, 100 * seed);
         });

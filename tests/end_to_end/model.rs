@@ -73,6 +73,16 @@ pub(crate) fn plan_over(
     wanted: Wanted,
     link: Link,
 ) -> Result<Plan, String> {
+    plan_sharing(module, (seq, dtype), wanted, (link, 1))
+}
+
+/// The same where `ep` ranks share experts.
+pub(crate) fn plan_sharing(
+    module: &Module,
+    (seq, dtype): (usize, DType),
+    wanted: Wanted,
+    (link, ep): (Link, usize),
+) -> Result<Plan, String> {
     let calls = Calls::of(module, "loss")?;
     let request = Request {
         module,
@@ -80,7 +90,7 @@ pub(crate) fn plan_over(
         dp: wanted.mesh.dp,
         tp: wanted.mesh.tp,
         cp: wanted.mesh.cp,
-        ep: 1,
+        ep,
         microbatch_size: wanted.microbatch_size,
         sequence: wanted.sequence,
         rates: Rates { flops_per_s: 1e11, memory_bytes_per_s: 1e10, link },
@@ -105,7 +115,7 @@ pub(crate) fn plan_over(
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
         context: ir::plan::ContextForm::default(),
-        ep: 1,
+        ep,
         zero: ir::plan::Zero::default(),
         offload: ir::plan::Offload::default(),
         optimizer: Optimizer::AdamW {

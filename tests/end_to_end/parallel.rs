@@ -164,6 +164,7 @@ fn moved(program: &Program) -> BTreeMap<&'static str, usize> {
                 Exchange::AllReduce(_) => "all-reduce",
                 Exchange::AllGather { .. } => "all-gather",
                 Exchange::ReduceScatter { .. } => "reduce-scatter",
+                Exchange::AllToAll { .. } => "all-to-all",
             };
             *moved.entry(kind).or_default() += elements;
         }

@@ -52,8 +52,8 @@ fn planned(module: &Module) -> Plan {
 /// The local functions of the layer on the first rank.
 fn local_functions(module: &Module, plan: &Plan) -> String {
     let place = Place {
-        sizes: [plan.mesh.dp, 1, plan.mesh.tp],
-        coordinates: [0; 3],
+        sizes: [plan.mesh.dp, 1, 1, plan.mesh.tp],
+        coordinates: [0; 4],
         microbatch_size: plan.microbatch_size,
         target: None,
     };

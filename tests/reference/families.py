@@ -116,6 +116,15 @@ def case_list():
         ),
     )
     family(
+        "mixtral", {**llama, **rope(), "intermediate_size": 6, "num_local_experts": 4},
+        plain={},
+        one=dict(num_experts_per_tok=1, sliding_window=5, tie_word_embeddings=True),
+        many=dict(
+            num_local_experts=5, num_experts_per_tok=3, num_attention_heads=3, hidden_size=24,
+            head_dim=4, num_hidden_layers=1, rms_norm_eps=1e-3,
+        ),
+    )
+    family(
         "mistral", {**llama, **rope(), "head_dim": None},
         window=dict(sliding_window=5),
         full=dict(sliding_window=None, head_dim=4, tie_word_embeddings=True),
@@ -460,18 +469,36 @@ def implementation(config):
 
 
 def build_model(case, config):
-    """A model in evaluation mode with the case's weights, and the names they are stored under."""
+    """A model in evaluation mode with the case's weights, and the tensors that are stored.
+
+    For each of these, the parameter that it is of, and which elements of that, in its own shape:
+    transformers computes with the experts of a layer as one tensor, and stores each by itself.
+    """
     attention = implementation(config)
+    # Grouped products of experts have no float64.
+    config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    names = {}
+    places, first = {}, 0
     with torch.no_grad():
-        for at, (name, weight) in enumerate(model.named_parameters()):
-            weight.fill_(float(at))
-        stored = saved_weights(model)
-        for at, (name, weight) in enumerate(model.named_parameters()):
-            names[name] = next(key for key, value in stored.items() if (value == at).all())
-            weight.copy_(draw(case, names[name], tuple(weight.shape)))
-    return model.eval(), names
+        starts = {}
+        for name, weight in model.named_parameters():
+            starts[name] = first
+            weight.copy_(torch.arange(first, first + weight.numel()).reshape(weight.shape))
+            first += weight.numel()
+        weights = dict(model.named_parameters())
+        for key, values in saved_weights(model).items():
+            least = int(values.min())
+            name = max((n for n in starts if starts[n] <= least), key=starts.get)
+            places[key] = (name, (values - starts[name]).long())
+        for key, (name, elements) in places.items():
+            weights[name].view(-1)[elements] = draw(case, key, tuple(elements.shape))
+    assert sum(elements.numel() for _, elements in places.values()) == first
+    return model.eval(), places
+
+
+def stored(places, values):
+    """What belongs to parameters, as the tensors that are stored."""
+    return {key: values[name].reshape(-1)[elements] for key, (name, elements) in places.items()}
 
 
 def saved_weights(model):
@@ -506,6 +533,7 @@ def check_saved(case, folder, model, expected):
             again = transformers.AutoModelForCausalLM.from_pretrained(
                 saved, dtype="auto", attn_implementation=implementation(model.config)
             )
+            again.config._experts_implementation = "eager"
         with torch.no_grad():
             logits = again.eval()(expected["input_ids"], use_cache=False).logits
         error = (logits - expected["logits"]).abs().max().item()
@@ -515,7 +543,7 @@ def check_saved(case, folder, model, expected):
 def write_case(case, model_type, fields):
     """Computes, checks and writes one case."""
     random = numpy.random.default_rng(fnv1a(case) & 0xFFFFFFFF)
-    model, names = build_model(case, configuration(model_type, fields))
+    model, places = build_model(case, configuration(model_type, fields))
     count = sum(weight.numel() for weight in model.parameters())
     assert count <= 10_000, f"{case} has {count} parameters"
     input_ids, labels = make.random_batch(model.config, random)
@@ -526,10 +554,10 @@ def write_case(case, model_type, fields):
     worst = check_gradients(model, batch, grads, random)
 
     expected = {**batch, "logits": logits, "loss": loss}
-    expected |= {f"grad.{names[name]}": grad for name, grad in grads.items()}
+    expected |= {f"grad.{key}": grad for key, grad in stored(places, grads).items()}
     losses, weights = make.train(model, batch, None)
     expected["adamw.loss"] = torch.stack(losses)
-    trained = {names[name]: weight for name, weight in weights.items()}
+    trained = stored(places, {name: weight.detach() for name, weight in weights.items()})
     expected |= {f"adamw.{name}": projections(case, name, w) for name, w in trained.items()}
     make.GENERATED = GENERATED.get(case, 12)
     make.VARIETY = min(4, make.GENERATED)

@@ -28,9 +28,8 @@ impl<'a> Rank<'a> {
             }
             _ => false,
         };
-        if !outputs.iter().any(is_norm) {
-            return;
-        }
+        let Some(norm) = outputs.iter().find(|place| is_norm(place)) else { return };
+        self.check_norm_of_experts(world, norm, inputs);
         for place in inputs {
             for (range, owner) in &place.parts {
                 let buffer = match *owner {
@@ -59,6 +58,25 @@ impl<'a> Rank<'a> {
         }
     }
 
+    /// Where ranks hold whole gradients, the squares of experts are summed over those that share
+    /// them before those are added that all of these have.
+    fn check_norm_of_experts(&self, world: &mut World<'_, 'a>, norm: &Place, inputs: &[Place]) {
+        let program = self.program;
+        if is_split(program) || !program.weights.iter().any(|w| w.experts.is_some()) {
+            return;
+        }
+        let is_summed = self.sums_of(norm, &(0..norm.range.end - norm.range.start));
+        for (_, weight) in inputs.iter().flat_map(|place| self.weights(place)) {
+            let shard = program.weights.get(weight);
+            let is_expert = shard.is_some_and(|shard| shard.experts.is_some());
+            if is_summed.has(Summed::SHARDS) == is_expert {
+                let name = shard.map_or("", |shard| &shard.name);
+                let text = format!("counts `grads.{name}` in the norm out of its turn");
+                world.findings.add_at(world.setup, "E2122", self.at(), text);
+            }
+        }
+    }
+
     /// The bytes of the gradient of a weight; none of one that is not trained.
     pub(super) fn gradient_bytes(&self, setup: &Setup<'_>, weight: usize) -> u64 {
         let elements = self.program.weights[weight].ranges.iter().map(|r| r.1).product::<usize>();
@@ -77,7 +95,7 @@ impl<'a> Rank<'a> {
         let Instruction::Collective { exchange, output, .. } = collective else { return };
         let to = self.place(world.setup.phase, *output);
         let (whole, piece) = match exchange {
-            Exchange::AllReduce(_) => return,
+            Exchange::AllReduce(_) | Exchange::AllToAll { .. } => return,
             Exchange::AllGather { .. } => (&to, from),
             Exchange::ReduceScatter { .. } => (from, &to),
         };
@@ -250,10 +268,15 @@ impl<'a> Rank<'a> {
             // Between one buffer and the next are zeros.
             return Summed::default();
         }
+        // Experts have copies on every ep-th of the ranks only.
+        let of_weight = |weight: usize| match self.program.weights[weight].experts {
+            Some(experts) => sums(experts.ranks < ranks, Summed::COPIES),
+            None => sums(ranks > 1, Summed::DP),
+        };
         match buffer.contents {
             Contents::Grad(weight) => {
                 let is_shared = self.places.holders[weight].len() > 1;
-                sums(ranks > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+                of_weight(weight).with(sums(is_shared, Summed::STAGES))
             }
             // Loss sum and count, then the squared norm, in which ranks with the same weights
             // agree.
@@ -262,7 +285,14 @@ impl<'a> Rank<'a> {
             }
             Contents::Stats => {
                 let is_split = ranks > 1 && is_split(self.program);
-                let over_data = sums(is_split, of_shards);
+                let has_experts = |weight: usize| {
+                    self.program.weights[weight].experts.is_some() && self.program.trains(weight)
+                };
+                let is_shared = (0..self.program.weights.len()).any(has_experts);
+                let over_data = match is_split {
+                    true => of_shards,
+                    false => sums(is_shared, Summed::SHARDS),
+                };
                 over_data
                     .with(sums(mesh.tp > 1, Summed::TP))
                     .with(sums(mesh.pp > 1, Summed::STAGES))
@@ -276,9 +306,18 @@ impl<'a> Rank<'a> {
                         .members(bucket)
                         .iter()
                         .any(|member| self.places.holders[member.weight].len() > 1);
-                sums(ranks > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+                let first = self.program.members(bucket).first().map(|member| member.weight);
+                let over_data = first.map_or(sums(ranks > 1, Summed::DP), of_weight);
+                over_data.with(sums(is_shared, Summed::STAGES))
             }
-            Contents::Shard { role: ShardRole::Term, .. } => sums(ranks > 1, of_shards),
+            Contents::Shard { role: ShardRole::Term, bucket } => {
+                let first = self.program.members(bucket).first().map(|member| member.weight);
+                let experts = first.and_then(|weight| self.program.weights[weight].experts);
+                match (experts, first) {
+                    (Some(_), Some(weight)) => of_weight(weight),
+                    _ => sums(ranks > 1, of_shards),
+                }
+            }
             Contents::Gathered { .. }
             | Contents::Term { .. }
             | Contents::Shard { .. }

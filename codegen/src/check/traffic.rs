@@ -283,6 +283,9 @@ fn describe(collective: &Instruction) -> String {
         }
         Exchange::AllGather { counts, .. } => ("all-gather", counts),
         Exchange::ReduceScatter { counts, .. } => ("reduce-scatter", counts),
+        Exchange::AllToAll { pieces } => {
+            return format!("an all-to-all of {elements} {dtype} in {pieces} pieces");
+        }
     };
     let counts: Vec<String> = kind.1.iter().map(ToString::to_string).collect();
     format!("an {} of {dtype} in pieces of {}", kind.0, counts.join(", "))

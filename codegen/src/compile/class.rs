@@ -18,14 +18,13 @@ use super::{Compiler, Ends};
 use crate::calls::{Call, Calls};
 use crate::crossing::{Sums, gradient_adds, must_clear, relayed, rounded_gradients};
 use crate::evaluation::{Evaluation, Maker};
-use crate::executable::executed_target;
 use crate::lower::KernelTable;
 use crate::partition::Place;
 use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
-use crate::weights::{is_late, shards, shares_gradients, weight_places};
+use crate::weights::{Shards, is_late, shares_gradients, weight_places};
 use chunk::{Chunk, Routines, own_calls};
 use exchange::Exchanges;
 
@@ -95,12 +94,7 @@ impl<'a> Class<'a> {
             module.functions.iter().try_for_each(check_draws)?;
         }
         check_rounds(plan)?;
-        let place = Place {
-            sizes: [plan.mesh.dp, plan.mesh.cp, plan.mesh.tp],
-            coordinates: [0, context, tensor],
-            microbatch_size: plan.microbatch_size,
-            target: executed_target(plan),
-        };
+        let place = Place::of(plan, [context, tensor]);
         let mut store = store(module, calls, plan, [stage, tensor])?;
         let mut chunks = Chunk::all(calls, plan, stage)?;
         let mut make = |call: &Call, number: usize, adds: &[bool]| {
@@ -328,7 +322,8 @@ fn store(
 
 /// Room for weights and for what training them takes.
 pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
-    let (states, precision, shards) = (plan.optimizer.state_count(), plan.precision, shards(plan));
+    let (states, precision) = (plan.optimizer.state_count(), plan.precision);
+    let shards = Shards::of(plan);
     if shares_gradients(plan) {
         let gathers = plan.zero.stage > 2;
         return Store::for_units(weights, states, precision, shards, gathers);
@@ -341,15 +336,19 @@ pub(super) fn data_group(plan: &Plan) -> Group {
     if plan.mesh.cp == 1 { Group::Axis(Axis::Dp) } else { Group::Data }
 }
 
-/// Those of them over which ZeRO shards one copy.
-pub(super) fn shard_group(plan: &Plan) -> Group {
-    let count = shards(plan);
-    if count == plan.mesh.data_ranks() { data_group(plan) } else { Group::Shards(count) }
+/// Those of them over which ZeRO shards one copy of weights, or of the experts that a rank has.
+pub(super) fn shard_group(plan: &Plan, is_expert: bool) -> Group {
+    let count = Shards::of(plan).whole;
+    match is_expert {
+        true => Group::Copies(plan.ep),
+        false if count == plan.mesh.data_ranks() => data_group(plan),
+        false => Group::Shards(count),
+    }
 }
 
 /// Those of them that have the same shard; none where there is one copy.
 pub(super) fn copies_group(plan: &Plan) -> Option<Group> {
-    let count = shards(plan);
+    let count = Shards::of(plan).whole;
     (count < plan.mesh.data_ranks()).then_some(Group::Copies(count))
 }
 

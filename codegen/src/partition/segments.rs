@@ -28,7 +28,7 @@ impl Partition<'_> {
     pub(super) fn segments(
         &self,
         node: &Node,
-        factors: &[Vec<Factor>; 3],
+        factors: &[Vec<Factor>; 4],
         choices: &[Choice],
     ) -> Result<Option<Segments>, String> {
         let Choice::Cut(at) = choices[CP] else { return Ok(None) };

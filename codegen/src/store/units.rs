@@ -13,6 +13,7 @@ use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
 use serde::Serialize;
 
 use super::{Bucket, Caller, Region, Store, WeightPlace, quantum, region_of};
+use crate::weights::Shards;
 
 /// A bucket of which ranks share gradients, and all weights that the same calls read.
 #[derive(Clone, Debug)]
@@ -37,15 +38,15 @@ pub(crate) struct Unit {
 /// What the weights of a unit have in common, and in which order units lie.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Key {
-    region: (bool, bool, bool, bool, bool, bool),
+    region: (bool, bool, bool, bool, bool, bool, bool),
     callers: Vec<Caller>,
 }
 
 impl Key {
     fn of(place: &WeightPlace) -> Key {
-        let Region { foreign, is_partial, is_cut, is_matrix, is_frozen, is_coded } =
+        let Region { foreign, is_partial, is_cut, is_matrix, is_frozen, is_coded, is_expert } =
             region_of(place);
-        let region = (is_frozen, !is_matrix, is_coded, foreign, is_partial, is_cut);
+        let region = (is_frozen, is_expert, !is_matrix, is_coded, foreign, is_partial, is_cut);
         Key { region, callers: place.callers.clone() }
     }
 }
@@ -72,7 +73,7 @@ pub(crate) struct Whole {
 pub(crate) fn extents_of_units(
     weights: &[WeightPlace],
     precision: &Precision,
-    shards: usize,
+    shards: Shards,
 ) -> Vec<(impl Serialize + use<>, Vec<usize>, usize)> {
     let mut sorted = weights.to_vec();
     sorted.sort_by_key(|place| (Key::of(place), place.weight));
@@ -89,7 +90,7 @@ fn members(
     unit: &[WeightPlace],
     number: usize,
     precision: &Precision,
-    shards: usize,
+    shards: Shards,
 ) -> (Vec<Member>, usize) {
     let quantum = quantum(precision, unit[0].is_coded);
     let (mut members, mut end) = (Vec::new(), 0);
@@ -98,7 +99,7 @@ fn members(
         let elements = place.ranges.iter().map(|r| r.1).product::<usize>();
         end += elements.next_multiple_of(quantum);
     }
-    (members, end.next_multiple_of(quantum * shards))
+    (members, end.next_multiple_of(quantum * shards.pieces(unit[0].experts.is_some())))
 }
 
 impl Store {
@@ -108,7 +109,7 @@ impl Store {
         weights: Vec<WeightPlace>,
         states: usize,
         precision: Precision,
-        shards: usize,
+        shards: Shards,
         gathers: bool,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
@@ -171,7 +172,7 @@ impl Store {
     /// The piece that this rank keeps of something of a unit.
     fn piece(&mut self, unit: &Unit, name: &str, role: ShardRole, dtype: DType) -> BufferId {
         let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK } else { 1 };
-        let elements = unit.elements / self.shards / per;
+        let elements = unit.elements / self.shards.pieces(unit.region.is_expert) / per;
         let name = format!("{name}.shard{}", self.units.len());
         let contents = Contents::Shard { role, bucket: unit.params };
         self.persistent(&name, contents, dtype, vec![elements])
@@ -194,7 +195,7 @@ impl Store {
         };
         let coded = if region.is_coded { states.len() } else { 0 };
         let scales = (0..coded).map(&mut scale).collect();
-        let piece = unit.elements / self.shards;
+        let piece = unit.elements / self.shards.pieces(region.is_expert);
         Bucket { region, piece, params: unit.params, grads, master, states, scales }
     }
 

@@ -1,12 +1,12 @@
 //! Transformers that are described by their sizes alone: what can be planned for, and not built.
 //!
-//! Field names and defaults as of transformers 5.23 (`models/mixtral`, `deepseek_v3`, `bert`,
+//! Field names and defaults as of transformers 5.23 (`models/deepseek_v3`, `bert`,
 //! `t5`). Fields that change no size are not looked at, nor is the type of stored weights.
 
 use super::config::fields::{Fields, SIZE_MAX, layers, quotient};
 
 /// The values of `model_type` whose sizes are read.
-pub(super) const SIZED_TYPES: [&str; 4] = ["mixtral", "deepseek_v3", "bert", "t5"];
+pub(super) const SIZED_TYPES: [&str; 3] = ["deepseek_v3", "bert", "t5"];
 
 /// The sizes of a transformer that is not built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,7 +131,6 @@ impl Sizes {
     /// Reads the fields of a type of [`SIZED_TYPES`]; what is wrong is reported there.
     pub(super) fn read(model_type: &str, fields: &mut Fields<'_>) -> Sizes {
         match model_type {
-            "mixtral" => Sizes::Routed(mixtral(fields)),
             "deepseek_v3" => Sizes::Routed(deepseek(fields)),
             "bert" => Sizes::Bert(bert(fields)),
             _ => Sizes::T5(t5(fields)),
@@ -156,38 +155,6 @@ fn check_visits(fields: &mut Fields<'_>, visited: usize, experts: usize) {
         let headline = format!("a token visits {visited} of {experts} experts");
         let wrong = fields.wrong("E1105", "num_experts_per_tok", headline);
         fields.report(wrong);
-    }
-}
-
-fn mixtral(fields: &mut Fields<'_>) -> RoutedSizes {
-    let model = fields.size(&["hidden_size"], 4096);
-    let heads = fields.size(&["num_attention_heads"], 32);
-    let key_heads = fields.size(&["num_key_value_heads"], 8);
-    quotient(fields, [("num_attention_heads", heads), ("num_key_value_heads", key_heads)]);
-    let head_size = match fields.optional_size(&["head_dim"]) {
-        Some(head_size) => head_size,
-        None => quotient(fields, [("hidden_size", model), ("num_attention_heads", heads)]),
-    };
-    let inner = fields.size(&["intermediate_size"], 14336);
-    let experts = fields.size(&["num_local_experts"], 8);
-    let experts_of_token = fields.size(&["num_experts_per_tok"], 2);
-    check_visits(fields, experts_of_token, experts);
-    RoutedSizes {
-        vocab: fields.size(&["vocab_size"], 32000),
-        positions: fields.size(&["max_position_embeddings"], 4096 * 32),
-        model,
-        layers: layers(fields, &["num_hidden_layers"], 32),
-        heads,
-        key_heads,
-        head_size,
-        inner,
-        experts,
-        experts_of_token,
-        expert_inner: inner,
-        shared_inner: 0,
-        dense_layers: 0,
-        low_rank: None,
-        tied: fields.flag("tie_word_embeddings", false),
     }
 }
 

@@ -131,6 +131,7 @@ pub(super) fn build_op(
             let (counts, order) = (counts(attrs)?, order(attrs)?);
             collective(attrs, Collective::ReduceScatter { dim, counts, order, own })?
         }
+        "all_to_all" => collective(attrs, Collective::AllToAll { pieces: attrs.size("pieces")? })?,
         _ => return None,
     })
 }

@@ -138,6 +138,7 @@ fn attributes(op: &Op) -> String {
                 let (counts, order) = (list(counts), ordered(*order));
                 format!(" dim={dim} counts={counts}{order} own={own} axis={axis}")
             }
+            Collective::AllToAll { pieces } => format!(" pieces={pieces} axis={axis}"),
         },
         Op::Unary(_)
         | Op::Binary(_)

@@ -34,8 +34,8 @@ use std::fmt;
 
 use crate::pieces::PieceOrder;
 use crate::program::{
-    Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, Program, Ref, Routine,
-    ShardRole, Step,
+    Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, Program, Ref,
+    Routine, ShardRole, Step,
 };
 
 pub use read::parse_program;
@@ -54,8 +54,12 @@ impl fmt::Display for Program {
             let ranges: Vec<String> =
                 weight.ranges.iter().map(|(start, size)| format!("{start}+{size}")).collect();
             let (name, global) = (Name(&weight.name), list(&weight.global));
+            let experts = weight
+                .experts
+                .map(|Experts { dim, ranks }| format!(" experts dim {dim} over {ranks}"));
+            let experts = experts.unwrap_or_default();
             let owned = if weight.owned { " owned" } else { "" };
-            writeln!(f, "  weight {name} [{global}] has [{}]{owned}", ranges.join(", "))?;
+            writeln!(f, "  weight {name} [{global}] has [{}]{experts}{owned}", ranges.join(", "))?;
         }
         for (at, buffer) in self.buffers.iter().enumerate() {
             let Buffer { name, contents, dtype, sizes, bytes, offset } = buffer;
@@ -124,6 +128,9 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
                 }
                 Exchange::ReduceScatter { outer, inner, counts, order } => {
                     ("reduce-scatter".to_owned(), cut_text([*outer, *inner], counts, *order))
+                }
+                Exchange::AllToAll { pieces } => {
+                    ("all-to-all".to_owned(), format!(" pieces {pieces}"))
                 }
             };
             write!(f, "    {kind} {} {dtype}", GroupText(group))?;

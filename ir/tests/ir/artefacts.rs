@@ -10,8 +10,8 @@ use gantline_ir::plan::{
 };
 use gantline_ir::precision::{Precision, Products, ROLES};
 use gantline_ir::program::{
-    Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
-    Ref, Routine, ShardRole, Step, WeightShard,
+    Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, LocalBuffer,
+    Program, Ref, Routine, ShardRole, Step, WeightShard,
 };
 use gantline_ir::sharding::{Axis, Layout, PieceOrder, Sharding};
 use gantline_ir::target::Target;
@@ -227,9 +227,10 @@ fn instruction(r: &mut Draws) -> Instruction {
     let (outer, inner) = (r.below(9), r.below(9));
     let counts = some(r, 4, |r| r.below(99));
     let order = PieceOrder::ALL[r.below(2)];
-    let exchange = match r.below(3) {
+    let exchange = match r.below(4) {
         0 => Exchange::AllReduce(Combiner::ALL[r.below(3)]),
         1 => Exchange::AllGather { outer, inner, counts, order },
+        2 => Exchange::AllToAll { pieces: r.below(9) },
         _ => Exchange::ReduceScatter { outer, inner, counts, order },
     };
     let group = match r.below(6) {
@@ -263,6 +264,7 @@ fn program(r: &mut Draws) -> Program {
         name: name(r),
         global: some(r, 4, |r| r.below(999)),
         ranges: some(r, 4, |r| (r.below(99), r.below(99))),
+        experts: r.coin().then(|| Experts { dim: r.below(4), ranks: r.below(9) }),
         owned: r.coin(),
     };
     let buffer = |r: &mut Draws| Buffer {

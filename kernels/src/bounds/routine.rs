@@ -113,6 +113,13 @@ impl ProgramCheck<'_> {
     ) -> Result<[usize; 2], (&'static str, String)> {
         let (outer, inner, counts) = match exchange {
             Exchange::AllReduce(_) => return Ok([elements, elements]),
+            Exchange::AllToAll { pieces } => {
+                if *pieces != size || !elements.is_multiple_of(size) {
+                    let headline = format!("{pieces} pieces of {elements} for a group of {size}");
+                    return Err(("E2108", headline));
+                }
+                return Ok([elements, elements]);
+            }
             Exchange::AllGather { outer, inner, counts, order }
             | Exchange::ReduceScatter { outer, inner, counts, order } => {
                 if !order.allows(counts) {

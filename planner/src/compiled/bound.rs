@@ -7,13 +7,15 @@
 //! one: that chain is one bound, and W / C is another. In the second, gradients are reduced and
 //! parameters updated: again a chain, and W / C. The update is charged its largest region alone.
 
-use codegen::calls::{Calls, Operand};
+use std::collections::BTreeSet;
+
+use codegen::calls::{Calls, Operand, Weight};
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
 
-use super::keys::CallPrice;
+use super::keys::{CallPrice, Key};
 use super::{Candidate, Job};
 use crate::cluster::Memory;
 use crate::price::Prices;
@@ -55,23 +57,29 @@ pub(super) struct Weights {
     of_call: Vec<Vec<usize>>,
     /// For each weight, elements of the smallest piece.
     local: Vec<usize>,
+    /// For each weight, whether ranks share it by experts.
+    is_expert: Vec<bool>,
     /// For each weight, whether it has two dims or more.
     is_matrix: Vec<bool>,
 }
 
 impl Weights {
-    /// The weights of an entry's calls, split over `tp` tensor-parallel ranks.
-    pub(super) fn new(calls: &Calls, tp: usize) -> Weights {
+    /// The weights of an entry's calls, split as a key says; `experts` names those of experts.
+    pub(super) fn new(calls: &Calls, key: Key, experts: &BTreeSet<String>) -> Weights {
+        let Key { ep, tp, .. } = key;
+        let is_expert = |w: &Weight| ep > 1 && experts.contains(&w.name);
         let weight = |o: &Operand| if let Operand::Weight(at) = o { Some(*at) } else { None };
         let sizes = || calls.weights.iter().map(|w| &w.sizes);
         // Of what is not cut, nobody knows here whether it lies in one region.
-        let local = |sizes: &Vec<usize>| {
-            if is_cut(sizes, tp) { sizes.iter().product::<usize>() / tp } else { 0 }
+        let local = |w: &Weight| {
+            let own = if is_expert(w) { ep } else { 1 };
+            if is_cut(&w.sizes, tp) { w.sizes.iter().product::<usize>() / tp / own } else { 0 }
         };
         let of_call = |c: &codegen::calls::Call| c.operands.iter().filter_map(weight).collect();
         Weights {
             of_call: calls.calls.iter().map(of_call).collect(),
-            local: sizes().map(local).collect(),
+            local: calls.weights.iter().map(local).collect(),
+            is_expert: calls.weights.iter().map(is_expert).collect(),
             is_matrix: sizes().map(|s| s.len() >= 2).collect(),
         }
     }
@@ -103,19 +111,19 @@ fn stages(
     rates: &Prices<'_>,
 ) -> Vec<Stage> {
     let Mesh { pp, tp, .. } = candidate.mesh;
-    let ranks = candidate.mesh.data_ranks();
     let Precision { parameters, gradients, reduce, .. } = job.precision;
     let [whole, shared] = bytes_of_weight(job, candidate);
-    // The ranks that share the update of one copy.
-    let shares = if candidate.zero.stage > 0 { ranks } else { 1 };
-    let (link, members) = rates.group(&Group::Data);
+    // The ranks that hold the same weights, and those that share the update of one copy: of all
+    // weights but those of experts, and of these.
+    let groups = [Group::Data, Group::Copies(candidate.ep)].map(|group| rates.group(&group));
+    let shares = groups.map(|(_, ranks)| if candidate.zero.stage > 0 { ranks } else { 1 });
     // For each weight, one more than the last stage that has it.
     let mut holder = vec![0; weights.local.len()];
     let pipeline = candidate.pipeline(job);
     let mut stages = Vec::with_capacity(pp);
     for at in 0..pp {
         let mut stage = Stage::default();
-        let (mut held, mut updated) = (0, 0);
+        let (mut held, mut updated) = ([0; 2], [0; 2]);
         let mut kept = vec![0; candidate.chunks()];
         let mut kept_of_all = kept.clone();
         for (chunk, [from, to]) in candidate.calls_of(at).into_iter().enumerate() {
@@ -130,9 +138,10 @@ fn stages(
                     if holder[*weight] == at + 1 {
                         continue;
                     }
-                    held += weights.local[*weight];
+                    let which = usize::from(weights.is_expert[*weight]);
+                    held[which] += weights.local[*weight];
                     if holder[*weight] == 0 && weights.is_matrix[*weight] {
-                        updated += weights.local[*weight];
+                        updated[which] += weights.local[*weight];
                     }
                     holder[*weight] = at + 1;
                 }
@@ -141,26 +150,30 @@ fn stages(
                 stage.first_s = stage.seconds;
             }
         }
-        stage.update_s = update_seconds(job, (updated / shares) as f64, rates);
-        let elements = held as f64;
-        if shares > 1 {
+        for which in [0, 1] {
+            let (elements, (link, members)) = (held[which] as f64, groups[which]);
+            let share = (updated[which] / shares[which]) as f64;
+            stage.update_s = stage.update_s.max(update_seconds(job, share, rates));
             let scattered = link.reduce_scatter(elements * gradients.size() as f64, members).0;
             let gathered = link.all_gather(elements * parameters.size() as f64, members).0;
             // Gradients are scattered once, or after each micro-batch; parameters gathered after
             // the update, or for each micro-batch.
             let (each, once) = match candidate.zero.stage {
-                0 | 1 => (0.0, scattered + gathered),
+                0 => (0.0, link.all_reduce(elements * reduce.size() as f64, members).0),
+                1 => (0.0, scattered + gathered),
                 2 => (scattered, gathered),
                 _ => (scattered + gathered, 0.0),
             };
             stage.seconds += each;
-            stage.reduction_s = once;
-        } else if ranks > 1 {
-            stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
+            stage.reduction_s += once;
         }
-        let size = |held: usize| whole * held as u64 + shared * held as u64 / shares as u64;
-        stage.bytes = size(held) + pipeline.most_held(at, &kept);
-        stage.bytes_of_all = size(held) * tp as u64 + pipeline.most_held(at, &kept_of_all);
+        let size = |which: usize| {
+            let held = held[which] as u64;
+            whole * held + shared * held / shares[which] as u64
+        };
+        let size = size(0) + size(1);
+        stage.bytes = size + pipeline.most_held(at, &kept);
+        stage.bytes_of_all = size * tp as u64 + pipeline.most_held(at, &kept_of_all);
         stages.push(stage);
     }
     stages

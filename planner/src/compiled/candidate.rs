@@ -18,6 +18,9 @@ pub struct Candidate {
     pub mesh: Mesh,
     /// Whether activations between layers are cut along the sequence.
     pub sequence: bool,
+    /// Of the ranks along `dp`, those that share experts.
+    #[serde(default = "one")]
+    pub ep: usize,
     /// Samples of a micro-batch on one rank.
     pub microbatch_size: usize,
     /// For each layer, in the order of first calls, what is kept.
@@ -32,11 +35,16 @@ pub struct Candidate {
     pub schedule: Schedule,
 }
 
+fn one() -> usize {
+    1
+}
+
 impl Candidate {
     /// The key under which the layers of the candidate are priced.
     pub(super) fn key(&self) -> Key {
-        let Mesh { dp, cp, tp, .. } = self.mesh;
-        Key { dp, cp, tp, sequence: self.sequence, microbatch_size: self.microbatch_size }
+        let (Mesh { dp, cp, tp, .. }, ep) = (self.mesh, self.ep);
+        let (sequence, microbatch_size) = (self.sequence, self.microbatch_size);
+        Key { dp, ep, cp, tp, sequence, microbatch_size }
     }
 
     /// The decisions of a plan that someone else made. `layers` are those that the entry calls, in
@@ -50,6 +58,7 @@ impl Candidate {
         let keep = |layer: &String| plan.functions.get(layer).map_or(Keep::Full, |f| f.keep);
         Candidate {
             mesh: plan.mesh,
+            ep: plan.ep,
             sequence: splits_sequence(module, calls, plan),
             microbatch_size: plan.microbatch_size,
             keeps: layers.iter().map(keep).collect(),
@@ -91,6 +100,7 @@ impl Candidate {
     pub(super) fn name(&self, calls: &Calls, layer_of: &[usize]) -> Name {
         let keeps: Vec<Keep> = layer_of.iter().map(|layer| self.keeps[*layer]).collect();
         let decided = Configuration {
+            ep: u32::try_from(self.ep).unwrap_or(u32::MAX),
             microbatch: u32::try_from(self.microbatch_size).unwrap_or(u32::MAX),
             sequence_parallel: self.sequence,
             zero: self.zero,

@@ -10,6 +10,7 @@ use super::keys::{Key, LayerQuery};
 use super::layers::LayerTable;
 use super::ranks::Usable;
 use super::{Job, allows, keep_number};
+use crate::divisors::divisors;
 use crate::limits::{Decision, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NONE};
 
 /// Ways to cut the calls into stages that are all tried. Chosen: 14 calls in 4 stages are 286.
@@ -33,14 +34,15 @@ pub(super) fn candidates(
     let usable = Usable::of(job)?;
     usable.check(job)?;
     let meshes = usable.meshes(job, job.ranks);
-    let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(|m| (m, keys(job, m))).collect();
+    let keys_of = |mesh: Mesh| (mesh, keys(job, mesh, usable.experts));
+    let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(keys_of).collect();
     let asked = |key: &Key| (*key, asked(job, *key, table.layer_count()));
     let all_keys: Vec<(Key, Vec<LayerQuery>)> =
         keys.iter().flat_map(|(_, k)| k).map(asked).collect();
     table.add_all(&all_keys);
     for (mesh, keys) in keys {
-        let weights = Weights::new(table.calls(), mesh.tp);
         for key in keys {
+            let weights = Weights::new(table.calls(), key, &usable.weights_of_experts);
             let added = table.add(key).and_then(|()| check_blocks(job, table, key));
             if let Err(diagnostic) = added {
                 failed.get_or_insert(diagnostic);
@@ -65,6 +67,7 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
     }
     let candidate = Candidate {
         mesh: Mesh { dp: key.dp, cp: key.cp, tp: key.tp, ..Mesh::ONE },
+        ep: key.ep,
         sequence: key.sequence,
         microbatch_size: key.microbatch_size,
         keeps: vec![Keep::Full; table.layer_count()],
@@ -80,7 +83,7 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
 pub(super) fn has_candidates(job: &Job<'_>) -> bool {
     let Ok(usable) = Usable::of(job) else { return false };
     let has_chunks = |mesh: &Mesh| {
-        let keys = keys(job, *mesh).into_iter();
+        let keys = keys(job, *mesh, usable.experts).into_iter();
         let mut chunks = keys.flat_map(|key| chunks(job, *mesh, key, usable.stages));
         chunks.next().is_some() && !zeros(job, *mesh).is_empty()
     };
@@ -100,17 +103,25 @@ fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
     job.global_batch_size > key.dp * key.microbatch_size
 }
 
-/// Every boundary and micro-batch on a mesh.
-fn keys(job: &Job<'_>, mesh: Mesh) -> Vec<Key> {
+/// Every boundary and micro-batch on a mesh, and all ways to share that many experts.
+fn keys(job: &Job<'_>, mesh: Mesh, experts: usize) -> Vec<Key> {
     let Mesh { dp, cp, tp, .. } = mesh;
+    // Ranks that share tokens have each other's, and share experts in no program yet.
+    let shares = |ep: &usize| {
+        let fits = *ep == 1 || cp == 1 && experts.is_multiple_of(*ep);
+        fits && allows(job, Decision::Ep, *ep)
+    };
+    let shared: Vec<usize> = divisors(dp).into_iter().filter(shares).collect();
     let has = |sequence: &bool| {
         (!sequence || tp > 1) && allows(job, Decision::Sp, usize::from(*sequence))
     };
-    let of = |sequence| {
+    let of = |(ep, sequence)| {
         let sizes = microbatches(job, dp).into_iter();
-        sizes.map(move |microbatch_size| Key { dp, cp, tp, sequence, microbatch_size })
+        sizes.map(move |microbatch_size| Key { dp, ep, cp, tp, sequence, microbatch_size })
     };
-    [false, true].into_iter().filter(has).flat_map(of).collect()
+    let boundaries = || [false, true].into_iter().filter(has);
+    let all = shared.into_iter().flat_map(|ep| boundaries().map(move |sequence| (ep, sequence)));
+    all.flat_map(of).collect()
 }
 
 fn add_cuts(
@@ -136,6 +147,7 @@ fn add_cuts(
         for (stage_ends, zero) in each.filter(|(cut, zero)| may(zero, cut)) {
             let candidate = Candidate {
                 mesh,
+                ep: key.ep,
                 sequence: key.sequence,
                 microbatch_size: key.microbatch_size,
                 keeps: keeps.to_vec(),

@@ -6,10 +6,19 @@ use ir::plan::Keep;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) dp: usize,
+    /// Of `dp`, the ranks that share experts.
+    pub(super) ep: usize,
     pub(super) cp: usize,
     pub(super) tp: usize,
     pub(super) sequence: bool,
     pub(super) microbatch_size: usize,
+}
+
+impl Key {
+    /// The same with one copy of the weights: what a rank has does not depend on their number.
+    pub(super) fn of_one_copy(self) -> Key {
+        Key { dp: self.ep, ..self }
+    }
 }
 
 /// What a call of a layer takes, forward and backward together, when nobody waits.

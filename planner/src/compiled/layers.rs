@@ -129,7 +129,7 @@ impl<'a> LayerTable<'a> {
     /// # Errors
     /// What sharding reports.
     pub(super) fn add(&mut self, key: Key) -> Result<(), Diagnostic> {
-        let key = Key { dp: 1, ..key };
+        let key = key.of_one_copy();
         let job = self.job();
         let (sharded, _) = self.sharded.entry(key).or_insert_with(|| (shard_for(job, key), 0));
         sharded.as_ref().map(|_| ()).map_err(Diagnostic::clone)
@@ -139,7 +139,7 @@ impl<'a> LayerTable<'a> {
     pub(super) fn add_all(&mut self, all: &[(Key, Vec<LayerQuery>)]) {
         let mut new: BTreeMap<Key, BTreeSet<LayerQuery>> = BTreeMap::new();
         for (key, asked) in all {
-            new.entry(Key { dp: 1, ..*key }).or_default().extend(asked);
+            new.entry(key.of_one_copy()).or_default().extend(asked);
         }
         new.retain(|key, _| !self.sharded.contains_key(key));
         // Much to do comes first, so that nobody waits long for the last one.
@@ -189,7 +189,7 @@ impl<'a> LayerTable<'a> {
     ) -> Result<Vec<CallPrice>, Diagnostic> {
         let mut of_layer = Vec::new();
         // What a call takes does not depend on how many others do the same.
-        let key = Key { dp: 1, ..key };
+        let key = key.of_one_copy();
         let mut refused: Vec<Diagnostic> = Vec::new();
         for (layer, keep) in keeps.iter().enumerate() {
             match self.price(key, (layer, *keep, adds)) {
@@ -395,7 +395,7 @@ impl<'a> LayerTable<'a> {
         adds: Vec<bool>,
     ) -> Result<Arc<TimedLayer>, Diagnostic> {
         let layer = self.layer_of[call];
-        let (key, keep) = (Key { dp: 1, ..class.key }, candidate.keeps[layer]);
+        let (key, keep) = (class.key.of_one_copy(), candidate.keeps[layer]);
         let variant =
             Variant { key, layer, keep, adds, context: class.context, tensor: class.tensor };
         let (sharded, pricer) = sharded(&self.sharded, key);
@@ -495,7 +495,7 @@ fn sharded(
     all: &BTreeMap<Key, (Result<Sharded, Diagnostic>, usize)>,
     key: Key,
 ) -> (&Sharded, usize) {
-    let (found, pricer) = &all[&Key { dp: 1, ..key }];
+    let (found, pricer) = &all[&key.of_one_copy()];
     (found.as_ref().expect("candidates have keys that can be sharded"), *pricer)
 }
 

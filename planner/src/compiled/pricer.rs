@@ -131,10 +131,10 @@ impl<'a> Pricer<'a> {
         if let Some(there) = self.timed.get(&variant) {
             return Ok(Arc::clone(there));
         }
-        let Key { dp, cp, tp, microbatch_size, .. } = variant.key;
+        let Key { dp, ep, cp, tp, microbatch_size, .. } = variant.key;
         let place = Place {
-            sizes: [dp, cp, tp],
-            coordinates: [0, variant.context, variant.tensor],
+            sizes: [dp / ep, ep, cp, tp],
+            coordinates: [0, 0, variant.context, variant.tensor],
             microbatch_size,
             target: self.job.cluster.target(),
         };
@@ -206,7 +206,7 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
         dp: key.dp,
         cp: key.cp,
         tp: key.tp,
-        ep: 1,
+        ep: key.ep,
         microbatch_size: key.microbatch_size,
         sequence: key.sequence,
         rates: Rates {

@@ -1,25 +1,31 @@
 //! How many ranks a model can use: meshes on which each rank has work of its own.
 
+use std::collections::BTreeSet;
+
 use ir::factors::factors;
 use ir::plan::ContextForm;
 use ir::{Class, Diagnostic, Dim, Function, Mesh, Module, Node, Span};
 
 use super::{Job, allows};
-use crate::divisors::divisors;
+use crate::divisors::{divisors, gcd};
 use crate::limits::{Decision, Limits};
-use crate::shard::layers;
+use crate::shard::{experts_of, layers};
 
 /// Numbers of ranks that are suggested instead. Chosen: enough to see a pattern.
 const SUGGESTED: usize = 3;
 
 /// The most ranks along the axes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usable {
     /// Pipeline stages: calls of layers.
     pub stages: usize,
     /// Tensor-parallel ranks: heads of the attention with the fewest; where there is none, pieces
     /// of the product with the most.
     pub tensor: usize,
+    /// Expert-parallel ranks: the experts of a layer; 1 where layers have none.
+    pub experts: usize,
+    /// The weights of the entry that experts compute with.
+    pub weights_of_experts: BTreeSet<String>,
 }
 
 impl Usable {
@@ -31,7 +37,11 @@ impl Usable {
         let layers = layers(job.module, job.entry)?;
         let stages = layers.iter().map(|layer| layer.calls).sum();
         let functions = layers.iter().filter_map(|layer| job.module.function(&layer.function));
-        Ok(Usable { stages, tensor: tensor_max(job.module, functions) })
+        let tensor = tensor_max(job.module, functions);
+        let experts = experts_of(job.module, &layers);
+        let weights_of_experts = experts.keys().cloned().collect();
+        let experts = experts.into_values().reduce(gcd).unwrap_or(1);
+        Ok(Usable { stages, tensor, experts, weights_of_experts })
     }
 
     /// The meshes of `ranks` ranks that a job allows. More tensor-parallel ranks than are useful
@@ -79,7 +89,7 @@ impl Usable {
         if !self.meshes(job, job.ranks).is_empty() || !self.meshes(&free, job.ranks).is_empty() {
             return Ok(());
         }
-        let Usable { stages, tensor } = self;
+        let Usable { stages, tensor, .. } = self;
         let (model, ranks, samples) = (&job.model, job.ranks, job.global_batch_size);
         let headline = format!("`{model}` cannot use {ranks} ranks in steps of {samples} samples");
         let fewer = (1..ranks).rev().filter(|fewer| !self.meshes(job, *fewer).is_empty());

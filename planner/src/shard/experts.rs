@@ -1,8 +1,11 @@
 //! Expert parallelism: the weights of experts, and what has their dims, are cut by experts.
 
+use std::collections::BTreeMap;
+
 use ir::factors::{EXPERT_FORM, factors, factors_and_forms};
 use ir::{Diagnostic, Function, Layout, Module, Node, Span, ValueId};
 
+use super::roles::Layer;
 use super::together::{Together, places};
 
 /// For each value of a layer's function the dim that counts experts, if any.
@@ -19,6 +22,25 @@ pub(super) fn expert_dims(function: &Function, module: &Module) -> Vec<Option<us
     let mut together = Together::of(function, of);
     cut.into_iter().for_each(|place| together.mean(place));
     together.dims(function)
+}
+
+/// The weights of an entry that experts compute with, each with the number of experts.
+pub fn experts_of(module: &Module, layers: &[Layer]) -> BTreeMap<String, usize> {
+    let mut found = BTreeMap::new();
+    for layer in layers {
+        let Some(function) = module.function(&layer.function) else { continue };
+        let dims = expert_dims(function, module);
+        let params = layer.weights.iter().zip(function.values.iter().zip(dims));
+        for (names, (param, dim)) in params {
+            let (Some(names), Some(dim)) = (names, dim) else { continue };
+            let count = param.ty.dims[dim].as_constant().and_then(|n| usize::try_from(n).ok());
+            let experts = count.filter(|count| *count > 0);
+            found.extend(
+                experts.into_iter().flat_map(|n| names.iter().map(move |w| (w.clone(), n))),
+            );
+        }
+    }
+    found
 }
 
 /// How the values of a function lie on `ep`.

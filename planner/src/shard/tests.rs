@@ -58,14 +58,17 @@ fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Requ
 
 /// Partition derives every choice again, on every rank.
 fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
-    let Request { dp, cp, tp, .. } = *request;
+    let Request { dp, cp, tp, ep, .. } = *request;
     let mesh = Mesh { dp, cp, tp, ..Mesh::ONE };
     for layer in layers(request.module, request.entry).unwrap() {
         let function = request.module.function(&layer.function).unwrap();
         for rank in 0..mesh.ranks() {
             let place = Place {
-                sizes: [dp, cp, tp],
-                coordinates: VALUE_AXES.map(|axis| mesh.coordinate(rank, axis)),
+                sizes: [dp / ep, ep, cp, tp],
+                coordinates: VALUE_AXES.map(|axis| match axis {
+                    Axis::Dp | Axis::Ep => 0,
+                    Axis::Pp | Axis::Cp | Axis::Tp => mesh.coordinate(rank, axis),
+                }),
                 microbatch_size: request.microbatch_size,
                 target: None,
             };

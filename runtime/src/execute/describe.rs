@@ -77,6 +77,7 @@ fn exchange_name(exchange: &Exchange) -> String {
         Exchange::AllReduce(combiner) => format!("all-reduce {}", combiner.name()),
         Exchange::AllGather { .. } => "all-gather".to_owned(),
         Exchange::ReduceScatter { .. } => "reduce-scatter".to_owned(),
+        Exchange::AllToAll { .. } => "all-to-all".to_owned(),
     }
 }
 

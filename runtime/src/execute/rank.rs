@@ -359,6 +359,10 @@ impl Runner {
                 let sum = communicator::Combiner::Sum;
                 communicator.reduce_scatter(group, types, sum, blocks, send, receive)
             }
+            Exchange::AllToAll { .. } => {
+                let (send, receive) = arena.split(cut(input, elements), cut(output, elements));
+                communicator.all_to_all(group, dtype, send, receive)
+            }
         }
     }
 }
@@ -410,7 +414,7 @@ fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target:
 fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
     let Instruction::Collective { exchange, group, .. } = instruction else { return None };
     let blocks = match exchange {
-        Exchange::AllReduce(_) => None,
+        Exchange::AllReduce(_) | Exchange::AllToAll { .. } => None,
         Exchange::AllGather { outer, inner, counts, order }
         | Exchange::ReduceScatter { outer, inner, counts, order } => {
             let (outer, inner, order) = (*outer, *inner, *order);

@@ -282,7 +282,8 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
         | Contents::Frame => return Vec::new(),
     };
     let weight = &program.weights[weight];
-    let block = weight.ranges.iter().map(|&(start, len)| start..start + len).collect();
+    let ranges = weight.ranges_of(data).into_iter();
+    let block = ranges.map(|(start, len)| start..start + len).collect();
     vec![Held { weight, part, block: of_part(part, block), first: 0 }]
 }
 
@@ -303,21 +304,26 @@ fn held_pieces<'a>(
 ) -> Vec<Held<'a>> {
     let per = if matches!(part, Part::Scale(_)) { STATE_BLOCK } else { 1 };
     let piece = buffer.sizes.iter().product::<usize>() * per;
-    // Neighbours hold one copy, the next ones another.
+    let members = program.members(bucket);
+    // Neighbours hold one copy, the next ones another; of experts that neighbours share, every
+    // rank at the same place among them.
+    let first = members.first().and_then(|member| program.weights[member.weight].experts);
+    let place = first.map_or(data, |experts| data / experts.ranks.max(1));
     let whole = program.buffers[bucket.0 as usize].sizes.iter().product::<usize>();
-    let data = data % whole.checked_div(piece).unwrap_or(1).max(1);
-    let own = data * piece..(data + 1) * piece;
+    let place = place % whole.checked_div(piece).unwrap_or(1).max(1);
+    let own = place * piece..(place + 1) * piece;
     let mut held = Vec::new();
-    for Member { weight, first: start } in program.members(bucket) {
+    for Member { weight, first: start } in members {
         let weight = &program.weights[weight];
-        let sizes: Vec<usize> = weight.ranges.iter().map(|r| r.1).collect();
+        let ranges = weight.ranges_of(data);
+        let sizes: Vec<usize> = ranges.iter().map(|r| r.1).collect();
         let end = start + sizes.iter().product::<usize>();
         let (from, to) = (own.start.max(start), own.end.min(end));
         let mut first = from.saturating_sub(own.start);
         for local in
             block::of_elements(from.saturating_sub(start)..to.saturating_sub(start), &sizes)
         {
-            let shifted = local.iter().zip(&weight.ranges);
+            let shifted = local.iter().zip(&ranges);
             let block: Vec<_> = shifted.map(|(l, r)| r.0 + l.start..r.0 + l.end).collect();
             let count = block::elements(&block);
             held.push(Held { weight, part, block: of_part(part, block), first: first / per });

@@ -134,6 +134,7 @@ fn pipeline(stages: usize, count: usize) -> Classes {
             name: "two".into(),
             global: vec![1],
             ranges: vec![(0, 1)],
+            experts: None,
             owned: stage == 0,
         };
         programs.push(finish(stage, 0, vec![weight], layout, routines, [steps, Vec::new()]));

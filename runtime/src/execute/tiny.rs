@@ -136,7 +136,8 @@ fn program(
     steps.push(call(5, &[w, momentum, grad, scalars]));
     evaluate.push(call(4, &[stats]));
     let ranges = vec![(tensor * cols, cols)];
-    let weight = WeightShard { name: "w".into(), global: vec![SEQ], ranges, owned: true };
+    let weight =
+        WeightShard { name: "w".into(), global: vec![SEQ], ranges, experts: None, owned: true };
     finish(0, tensor, vec![weight], layout, routines, [steps, evaluate])
 }
 

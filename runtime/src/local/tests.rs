@@ -208,6 +208,8 @@ fn bytes_are_counted_by_the_usual_formulas() {
         let types = DType::F32.into();
         end.reduce_scatter(&group, types, Combiner::Sum, &blocks, &buffer, &mut piece).unwrap();
         end.all_gather(&group, DType::F32, &blocks, &piece, &mut buffer).unwrap();
+        let mut received = [0; 4 * 100];
+        end.all_to_all(&group, DType::F32, &buffer, &mut received).unwrap();
         end.send((end.rank() + 1) % 4, &[1; 10]).unwrap();
         end.receive((end.rank() + 3) % 4, &mut [0; 10]).unwrap();
         end.counters()
@@ -216,10 +218,30 @@ fn bytes_are_counted_by_the_usual_formulas() {
         all_reduce_bytes: 600,
         all_gather_bytes: 300,
         reduce_scatter_bytes: 300,
+        all_to_all_bytes: 300,
         send_bytes: 10,
-        calls: 5,
+        calls: 6,
     };
     assert_eq!(counters, [expected; 4]);
+}
+
+#[test]
+fn members_swap_pieces() {
+    let members = [3, 0, 2];
+    let group = Group::new(0, members.to_vec());
+    let received = ranks(4, LONG, |end| {
+        let send: Vec<u8> = (0..3).flat_map(|to| [10 * end.rank() as u8 + to; 2]).collect();
+        let mut receive = vec![0; 6];
+        if group.position(end.rank()).is_some() {
+            end.all_to_all(&group, DType::I8, &send, &mut receive).unwrap();
+        }
+        receive
+    });
+    for (at, rank) in members.into_iter().enumerate() {
+        let expected: Vec<u8> = members.iter().flat_map(|m| [(10 * m + at) as u8; 2]).collect();
+        assert_eq!(received[rank], expected, "rank {rank}");
+    }
+    assert_eq!(received[1], [0; 6], "who is no member gets nothing");
 }
 
 #[test]

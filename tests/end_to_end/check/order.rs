@@ -31,8 +31,8 @@ const LINKS: [Link; 2] = [
 /// of its own shard.
 fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<String> {
     let place = Place {
-        sizes: [plan.mesh.dp, 1, plan.mesh.tp],
-        coordinates: [0, 0, tensor],
+        sizes: [plan.mesh.dp, 1, 1, plan.mesh.tp],
+        coordinates: [0, 0, 0, tensor],
         microbatch_size: plan.microbatch_size,
         target: plan.target,
     };
@@ -46,7 +46,9 @@ fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<Str
             Collective::ReduceScatter { dim, counts, .. } => {
                 format!("{axis} scatter {dim} {counts:?} {name}")
             }
-            Collective::AllReduce(_) | Collective::AllGather { .. } => {
+            Collective::AllReduce(_)
+            | Collective::AllGather { .. }
+            | Collective::AllToAll { .. } => {
                 format!("{axis} {kind:?} {name}")
             }
         })

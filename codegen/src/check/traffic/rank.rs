@@ -340,7 +340,7 @@ impl<'a> Rank<'a> {
     }
 
     /// The axes over which all bytes of a run are summed.
-    fn sums_of(&self, place: &Place, run: &Range<u64>) -> Summed {
+    pub(in crate::check) fn sums_of(&self, place: &Place, run: &Range<u64>) -> Summed {
         let notes = self.notes(place, run.clone()).into_iter();
         let summed = notes.filter_map(|(_, _, note)| Some(note?.summed));
         summed.fold(Summed::ALL, Summed::and)
@@ -387,6 +387,9 @@ impl<'a> Rank<'a> {
                 // The sum of two pieces that are summed over ranks is so, too.
                 if self.is_piece(place) {
                     sums = summed.and(self.sums_of(place, run));
+                } else if self.is_of_stats(place) {
+                    // What ranks that share experts have summed, they have alike with what is added.
+                    sums = self.sums_of(place, run).and(Summed::SHARDS);
                 }
                 let start = place.range.start;
                 self.added.push(start + run.start..start + run.end);
@@ -415,6 +418,15 @@ impl<'a> Rank<'a> {
     /// Whether a place is what one call makes of the gradient of one weight.
     fn is_term(&self, place: &Place) -> bool {
         matches!(self.whole(place), Some(Contents::Term { .. }))
+    }
+
+    /// Whether a place is one of the statistics of a step.
+    fn is_of_stats(&self, place: &Place) -> bool {
+        let of = |owner: &Owner| match owner {
+            Owner::Buffer(at) => self.program.buffers[*at as usize].contents == Contents::Stats,
+            Owner::Local(..) => false,
+        };
+        place.parts.iter().all(|(_, owner)| of(owner))
     }
 
     /// Whether a place is this rank's piece of a sum of gradients.
@@ -572,7 +584,9 @@ impl<'a> Rank<'a> {
 
     /// The bytes that a gather or a scatter gives to this rank.
     fn received_bytes(&self, collective: &Instruction) -> u64 {
-        let Instruction::Collective { exchange, group, dtype, .. } = collective else { return 0 };
+        let Instruction::Collective { exchange, group, dtype, elements, .. } = collective else {
+            return 0;
+        };
         let own = match group {
             Group::Axis(Axis::Tp) => self.program.tensor,
             Group::Axis(Axis::Cp) => self.program.context,
@@ -594,6 +608,7 @@ impl<'a> Rank<'a> {
             Exchange::ReduceScatter { outer, inner, counts, .. } => {
                 outer * inner * counts.get(own).copied().unwrap_or(0)
             }
+            Exchange::AllToAll { .. } => *elements,
         };
         elements as u64 * dtype.size()
     }

@@ -10,13 +10,13 @@ use ir::program::{Contents, Exchange, ShardRole, Step};
 use kernels::Kernel;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 
-use super::Class;
 use super::chunk::Chunk;
 use super::launch::{exchange_pieces, fill, launch};
+use super::{Class, shard_group};
 use crate::calls::Operand;
 use crate::specialise::Source;
 use crate::store::{BufferId, Passing, Unit};
-use crate::weights::shards;
+use crate::weights::Shards;
 
 /// A call of a micro-batch's work: its moment on the clock, and whether it makes late gradients.
 pub(super) type Moment = (usize, bool);
@@ -212,9 +212,11 @@ impl Class<'_> {
         for (weight, buffer) in whole.weights {
             self.exchanges.params.insert((moment, weight), buffer);
         }
-        let (ranks, dtype) = (shards(self.plan), self.plan.precision.parameters);
+        let is_expert = unit.region.is_expert;
+        let dtype = self.plan.precision.parameters;
+        let ranks = Shards::of(self.plan).pieces(is_expert);
         let counts = vec![unit.elements / ranks; ranks];
-        let exchange = Exchange::gather_of(counts);
+        let exchange = (Exchange::gather_of(counts), shard_group(self.plan, is_expert));
         let mut steps = Vec::new();
         let elements = [unit.elements / ranks, unit.elements];
         exchange_pieces(
@@ -249,7 +251,8 @@ impl Class<'_> {
         }
         let span = (moment.0, moment.0);
         let Precision { gradients: dtype, reduce: exchanged, .. } = self.plan.precision;
-        let ranks = shards(self.plan);
+        let is_expert = unit.region.is_expert;
+        let ranks = Shards::of(self.plan).pieces(is_expert);
         let whole = self.store.whole(unit, Passing::Term, span);
         for (weight, buffer) in whole.weights {
             self.exchanges.terms.insert((moment, weight), buffer);
@@ -265,6 +268,7 @@ impl Class<'_> {
         let counts = vec![bucket.piece; ranks];
         let scatter = |class: &mut Self, to: BufferId, steps: &mut Vec<Step>| {
             let exchange = Exchange::scatter_of(counts.clone());
+            let exchange = (exchange, shard_group(class.plan, is_expert));
             let buffers = [whole.view, to];
             let types = ("reduce-scatter", [dtype, exchanged]);
             exchange_pieces(class, types, exchange, buffers, elements, steps);

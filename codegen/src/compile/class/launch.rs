@@ -6,7 +6,7 @@ use ir::program::{BufferId, Exchange, Group, Instruction, LocalBuffer, Ref, Rout
 use kernels::Kernel;
 use kernels::kernel::Fill;
 
-use super::{Class, shard_group};
+use super::Class;
 use crate::executable::executed_target;
 use crate::lower::WORKSPACE;
 
@@ -99,12 +99,12 @@ fn call_collective(
     steps.push(Step::Call { routine, slots, frame: None });
 }
 
-/// Appends a collective of the ranks that have one copy of what is split, from one buffer to
-/// another, with the elements of each: their type, and the one as which they are exchanged.
+/// Appends a collective of ranks that have one copy of what is split, from one buffer to another,
+/// with the elements of each: their type, and the one as which they are exchanged.
 pub(super) fn exchange_pieces(
     class: &mut Class<'_>,
     (name, [dtype, exchanged]): (&str, [DType; 2]),
-    exchange: Exchange,
+    (exchange, group): (Exchange, Group),
     [from, to]: [BufferId; 2],
     elements: [usize; 2],
     steps: &mut Vec<Step>,
@@ -112,7 +112,7 @@ pub(super) fn exchange_pieces(
     let bytes = elements.map(|elements| elements as u64 * dtype.size());
     let collective = Instruction::Collective {
         exchange,
-        group: shard_group(class.plan),
+        group,
         dtype,
         exchanged,
         elements: elements[0],

@@ -4,10 +4,10 @@ mod shard;
 
 use std::sync::Arc;
 
-use ir::Axis;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::program::{Group, STATE_BLOCK, Step};
+use ir::{Axis, DType, Plan};
 use kernels::kernel::Copy;
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
@@ -121,10 +121,27 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
     let types = [dtype, exchanged];
     let over_data = class.plan.mesh.data_ranks() > 1;
-    if let Some((grads, elements)) = class.store.all_grads().filter(|_| over_data) {
+    if class.plan.ep > 1 {
+        reduce_by_experts(class, types, steps);
+    } else if let Some((grads, elements)) = class.store.all_grads().filter(|_| over_data) {
         all_reduce(class, grads, (types, elements), data_group(class.plan), steps);
     }
     reduce_copies(class, steps);
+}
+
+/// Sums the gradients of experts over the ranks that have the same, and all others over all.
+fn reduce_by_experts(class: &mut Class<'_>, types: [DType; 2], steps: &mut Vec<Step>) {
+    let Plan { mesh, ep, .. } = *class.plan;
+    for region in class.store.runs(|region| Some(region.is_expert)) {
+        let group = match region.region.is_expert {
+            true => Group::Copies(ep),
+            false => data_group(class.plan),
+        };
+        if !region.region.is_expert || ep < mesh.data_ranks() {
+            let grads = class.store.run("grads", types[0], region.grads, region.elements);
+            all_reduce(class, grads, (types, region.elements), group, steps);
+        }
+    }
 }
 
 /// Sums the gradients of which tensor-parallel ranks or other stages have terms.
@@ -150,38 +167,63 @@ fn counts(class: &Class<'_>, region: Region) -> bool {
     !region.foreign && (class.tensor == 0 || region.is_cut)
 }
 
-/// Runs of gradients that this rank counts in the norm, with their elements.
-fn counted_gradients(class: &mut Class<'_>) -> Vec<(BufferId, usize)> {
+/// Gradients side by side that a rank counts in the norm.
+struct Counted {
+    grads: BufferId,
+    elements: usize,
+    is_expert: bool,
+}
+
+/// Runs of gradients that this rank counts in the norm.
+fn counted_gradients(class: &mut Class<'_>) -> Vec<Counted> {
     let dtype = class.plan.precision.gradients;
-    let runs = class.store.runs(|region| counts(class, region).then_some(()));
-    let run = |region: RegionPlace| {
-        let grads = class.store.run("grads", dtype, region.grads, region.elements);
-        (grads, region.elements)
+    let runs = class.store.runs(|region| counts(class, region).then_some(region.is_expert));
+    let run = |RegionPlace { region, grads, elements, .. }: RegionPlace| {
+        let grads = class.store.run("grads", dtype, grads, elements);
+        Counted { grads, elements, is_expert: region.is_expert }
     };
     runs.into_iter().map(run).collect()
 }
 
 /// The squared norm of all gradients, every element counted once.
-fn sum_squares(class: &mut Class<'_>, counted: &[(BufferId, usize)], steps: &mut Vec<Step>) {
+fn sum_squares(class: &mut Class<'_>, counted: &[Counted], steps: &mut Vec<Step>) {
     let squares = class.store.stat(2);
-    let dtype = class.plan.precision.gradients;
-    for &(grads, elements) in counted {
-        let rows = Rows {
-            rows: 1,
-            cols: elements,
-            dtype: class.sums(),
-            inputs: vec![RowInput { dtype, access: Access::full(1, elements) }],
-            instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::Square, x: 0 }],
-            outputs: vec![Output::TotalSum { value: 1, accumulate: true }],
-        };
-        launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
+    let is_split = !class.store.buckets.is_empty();
+    // Ranks that share experts have the squares of each other's only where all have pieces.
+    let (experts, others): (Vec<&Counted>, Vec<&Counted>) =
+        counted.iter().partition(|counted| counted.is_expert && !is_split);
+    for counted in &experts {
+        add_squares(class, counted, steps);
     }
-    let over_data = (!class.store.buckets.is_empty()).then(|| shard_group(class.plan));
+    if !experts.is_empty() {
+        let group = Group::Shards(class.plan.ep);
+        all_reduce(class, squares, ([class.sums(); 2], 1), group, steps);
+    }
+    for counted in others {
+        add_squares(class, counted, steps);
+    }
+    let over_data = is_split.then(|| shard_group(class.plan, false));
     let over_axes = [Axis::Tp, Axis::Pp].into_iter();
     let over_axes = over_axes.filter(|axis| class.plan.mesh.size(*axis) > 1).map(Group::Axis);
     for group in over_data.into_iter().chain(over_axes).collect::<Vec<_>>() {
         all_reduce(class, squares, ([class.sums(); 2], 1), group, steps);
     }
+}
+
+/// Adds the squares of gradients to those that the norm has so far.
+fn add_squares(class: &mut Class<'_>, counted: &Counted, steps: &mut Vec<Step>) {
+    let Counted { grads, elements, .. } = *counted;
+    let squares = class.store.stat(2);
+    let dtype = class.plan.precision.gradients;
+    let rows = Rows {
+        rows: 1,
+        cols: elements,
+        dtype: class.sums(),
+        inputs: vec![RowInput { dtype, access: Access::full(1, elements) }],
+        instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::Square, x: 0 }],
+        outputs: vec![Output::TotalSum { value: 1, accumulate: true }],
+    };
+    launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
 }
 
 /// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count / s`, with the norm of

@@ -12,6 +12,7 @@
 //! | `dropout p=… %x` | dropout, or nothing where p is 0 |
 //! | `stack N w` | the weights `w0`, `w1`, … below each other |
 //! | `same %x` | `x` under another name |
+//! | `route COUNT %shares` | the gates of experts: the largest shares of a token, of their sum |
 //! | `constant_like VALUE %x` | a number in the dims of `x` |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
@@ -31,6 +32,7 @@ use std::collections::BTreeMap;
 
 use super::expr::{Expr, Scope, Value};
 use super::rotary::{Angles, Ramp, Rotary};
+use super::route::route;
 use super::{Code, Family, FamilyModel, FieldKind, Line};
 use crate::DType;
 use crate::build::Builder;
@@ -319,6 +321,10 @@ impl Making<'_> {
             "positions" => positions(b, call.operands[0]),
             "same" => call.operands[0],
             "stack" => self.stack(b, call),
+            "route" => {
+                let count = self.body.number(call.bare[0]) as usize;
+                route(b, call.result, count, call.operands[0])
+            }
             "constant_like" => {
                 b.constant_like(call.result, self.body.number(call.bare[0]), call.operands[0])
             }

@@ -9,6 +9,9 @@
 //! | `3@1` | of 3 entries the one numbered 1 |
 //! | `H@G:N` | of N entries the H that begin at G, an axis `H` of the weight |
 //!
+//! The outermost axis of a weight may be several tensors: `experts.{E}.w1.weight [F, M]` of a weight
+//! `[E, F, M]`.
+//!
 //! So a fused matrix is split, axes change places (a transposition), and a split axis changes
 //! places with its other half (the pairs of a rotary embedding).
 
@@ -175,6 +178,14 @@ fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<
         found.extend(axis.name.map(|name| (name, axis.size, stride)));
         stride *= axis.total;
     }
+    let numbered = rule.dims.first().and_then(|dim| dim.first()).filter(|axis| {
+        let place = format!("{{{axis}}}");
+        rule.tensor.names.iter().all(|name| name.contains(&place))
+    });
+    let count = numbered.map(|axis| read_axis(axis, scope).map(|axis| axis.total)).transpose()?;
+    if let Some((axis, count)) = numbered.zip(count) {
+        found.push((axis, count, stride));
+    }
     // In the order of the tensor, so that of axes of one text the outer one is taken first.
     found.reverse();
     let (mut dims, mut axes) = (Vec::new(), Vec::new());
@@ -192,11 +203,16 @@ fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<
         return Err(format!("the axis `{left}` is left over"));
     }
     let number = layer.map(|layer| layer.to_string()).unwrap_or_default();
-    let names = rule.tensor.names.iter().map(|name| name.replace("{layer}", &number)).collect();
+    let name_of = |name: &String| {
+        let name = name.replace("{layer}", &number);
+        numbered.map_or(name.clone(), |axis| name.replace(&format!("{{{axis}}}"), "{}"))
+    };
+    let names = rule.tensor.names.iter().map(name_of).collect();
     let name = match layer {
         Some(layer) => format!("h.{layer}.{}", rule.name),
         None => rule.name.to_owned(),
     };
     let source = Source::view(names, tensor_dims, start, axes);
+    let source = source.of_several(count.unwrap_or(1));
     Ok(Weight { name, dims, init, source, layer })
 }

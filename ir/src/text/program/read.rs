@@ -6,8 +6,8 @@ use std::str::FromStr;
 use crate::op::Combiner;
 use crate::pieces::PieceOrder;
 use crate::program::{
-    Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
-    Ref, Routine, ShardRole, Step, WeightShard,
+    Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, LocalBuffer,
+    Program, Ref, Routine, ShardRole, Step, WeightShard,
 };
 use crate::sharding::Axis;
 use crate::{DType, Diagnostic, Span};
@@ -208,9 +208,8 @@ impl Reader<'_> {
         let (needs, becomes) = match keyword {
             "program" | "arena" | "weight" | "buffer" => (Part::Head, Part::Head),
             "routine" => (self.part.min(Part::Routine), Part::Routine),
-            "slot" | "local" | "launch" | "all-reduce" | "all-gather" | "reduce-scatter" => {
-                (Part::Routine, Part::Routine)
-            }
+            "slot" | "local" | "launch" | "all-reduce" | "all-gather" | "reduce-scatter"
+            | "all-to-all" => (Part::Routine, Part::Routine),
             "step" => (self.part.min(Part::Routine), Part::Step),
             "evaluate" => (Part::Step, Part::Evaluate),
             "entry" => (self.part.max(Part::Step), Part::Entry),
@@ -272,6 +271,7 @@ fn form_of(keyword: &str) -> Option<&'static str> {
         "local" => "local l0 NAME 1024 at 0x40",
         "launch" => "launch k0 [32] s0 s1 -> l0",
         "all-reduce" => "all-reduce sum tp f32 32 s0",
+        "all-to-all" => "all-to-all shards 2 f32 32 s0 -> s1 pieces 2",
         "all-gather" => "all-gather tp f32 32 s0 -> s1 outer 1 inner 1 counts [32, 32]",
         "reduce-scatter" => "reduce-scatter tp f32 64 s0 -> s1 outer 1 inner 1 counts [32, 32]",
         "step" => "step",
@@ -379,7 +379,16 @@ impl<'t> Line<'t> {
             let (start, size) = word.split_once('+')?;
             Some((start.parse().ok()?, size.parse().ok()?))
         })?;
-        Ok(WeightShard { name, global, ranges, owned: self.eat("owned") })
+        let experts = match self.eat("experts") {
+            true => {
+                self.word("dim")?;
+                let dim = self.number()?;
+                self.word("over")?;
+                Some(Experts { dim, ranks: self.number()? })
+            }
+            false => None,
+        };
+        Ok(WeightShard { name, global, ranges, experts, owned: self.eat("owned") })
     }
 
     fn buffer(&mut self) -> Read<Buffer> {
@@ -539,6 +548,19 @@ impl<'t> Line<'t> {
         }
         self.word("->")?;
         let output = self.value()?;
+        if keyword == "all-to-all" {
+            self.word("pieces")?;
+            let exchange = Exchange::AllToAll { pieces: self.number()? };
+            return Ok(Instruction::Collective {
+                exchange,
+                group,
+                dtype,
+                exchanged,
+                elements,
+                input,
+                output,
+            });
+        }
         self.word("outer")?;
         let outer = self.number()?;
         self.word("inner")?;

@@ -98,7 +98,7 @@ fn long_gpt2() -> Module {
 }
 
 fn planned(module: Module, precision: &Precision) -> Module {
-    codegen::prepare::prepare_planning_as(module, "loss", precision).unwrap()
+    codegen::prepare::prepare_training_as(module, "loss", precision).unwrap()
 }
 
 /// A random name with tokens shared, and experts where there are some.

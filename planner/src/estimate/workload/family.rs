@@ -2,7 +2,7 @@
 
 use ir::import::{FamilyModel, Value};
 
-use super::Shape;
+use super::{Routed, Shape};
 
 /// The shape that the file of a family says of a model, with the longest sequence it was made for.
 pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
@@ -10,6 +10,13 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
     let size = |key: &str| said.get(key).and_then(Value::size).map_or(0, of);
     let is = |key: &str| said.get(key) == Some(&Value::Flag(true));
     let symbol = |symbol: &str| of(model.size(symbol));
+    let routed = Routed {
+        experts: size("experts"),
+        top_k: size("top_k"),
+        ffn: size("ffn"),
+        shared_ffn: 0,
+        dense_layers: 0,
+    };
     Shape {
         name,
         layers: of(model.layers.len()),
@@ -25,7 +32,7 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
         causal: true,
         biases: is("biases"),
         tied: model.flag("tied"),
-        routed: None,
+        routed: (routed.experts > 0).then_some(routed),
         low_rank: None,
     }
 }

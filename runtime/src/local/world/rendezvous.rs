@@ -24,6 +24,7 @@ pub(in crate::local) enum Kind {
     AllReduce,
     AllGather,
     ReduceScatter,
+    AllToAll,
     Barrier,
     Receive,
 }
@@ -34,7 +35,11 @@ impl Kind {
     fn phases(self) -> usize {
         match self {
             Kind::AllReduce => 2,
-            Kind::AllGather | Kind::ReduceScatter | Kind::Barrier | Kind::Receive => 1,
+            Kind::AllGather
+            | Kind::ReduceScatter
+            | Kind::AllToAll
+            | Kind::Barrier
+            | Kind::Receive => 1,
         }
     }
 }
@@ -113,6 +118,7 @@ impl fmt::Display for Signature {
             Kind::AllReduce => "all_reduce",
             Kind::AllGather => "all_gather",
             Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllToAll => "all_to_all",
             Kind::Barrier => return write!(f, "barrier of group {}", self.group),
             Kind::Receive => {
                 return write!(f, "receive of {} bytes from rank {}", self.dims[1], self.group);

@@ -79,7 +79,12 @@ fn check_norm<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
     let has_norm = rank.program.buffers.iter().any(|b| b.contents == Contents::Stats);
     for (weight, shard) in rank.program.weights.iter().enumerate() {
         let bytes = rank.gradient_bytes(world.setup, weight);
-        let is_cut = shard.ranges.iter().map(|r| r.1).ne(shard.global.iter().copied());
+        let of_rank = |(dim, range): (usize, &(usize, usize))| match shard.experts {
+            Some(experts) if experts.dim == dim => range.1 * experts.ranks,
+            Some(_) | None => range.1,
+        };
+        let own = shard.ranges.iter().enumerate().map(of_rank);
+        let is_cut = own.ne(shard.global.iter().copied());
         let counts = shard.owned && (is_cut || rank.program.tensor == 0);
         let wanted = if counts { bytes } else { 0 };
         if has_norm && rank.normed[weight] != wanted {

@@ -12,11 +12,11 @@ use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Exchange, Group, ShardRole, Step};
 use ir::sharding::Axis;
 
-use super::super::copies_group;
 use super::super::launch::{all_reduce, exchange_pieces};
-use super::{Class, Updated, counts, reduce_copies, update as update_elements};
+use super::super::{copies_group, shard_group};
+use super::{Class, Counted, Updated, counts, reduce_copies, update as update_elements};
 use crate::store::Bucket;
-use crate::weights::shards;
+use crate::weights::Shards;
 
 /// A bucket, and the sum of the gradients of this rank's piece.
 pub(super) struct Piece {
@@ -39,8 +39,10 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
         let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
         let types = ("reduce-scatter", [dtype, exchanged]);
         let grads = transient(class, &bucket, ShardRole::Grad);
-        let (ranks, piece) = (shards(class.plan), bucket.piece);
+        let (is_expert, piece) = (bucket.region.is_expert, bucket.piece);
+        let ranks = Shards::of(class.plan).pieces(is_expert);
         let scatter = Exchange::scatter_of(vec![piece; ranks]);
+        let scatter = (scatter, shard_group(class.plan, is_expert));
         let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
         exchange_pieces(class, types, scatter, slots, elements, steps);
         sum_copies(class, grads, piece, steps);
@@ -74,10 +76,15 @@ fn sum_copies(class: &mut Class<'_>, grads: BufferId, elements: usize, steps: &m
     }
 }
 
-/// The pieces that this rank counts in the norm, with their elements.
-pub(super) fn counted(class: &Class<'_>, pieces: &[Piece]) -> Vec<(BufferId, usize)> {
+/// The pieces that this rank counts in the norm.
+pub(super) fn counted(class: &Class<'_>, pieces: &[Piece]) -> Vec<Counted> {
     let counted = pieces.iter().filter(|piece| counts(class, piece.bucket.region));
-    counted.map(|piece| (piece.grads, piece.bucket.piece)).collect()
+    let of = |Piece { bucket, grads }: &Piece| Counted {
+        grads: *grads,
+        elements: bucket.piece,
+        is_expert: bucket.region.is_expert,
+    };
+    counted.map(of).collect()
 }
 
 /// Updates this rank's pieces, and gathers the parameters of all.
@@ -112,8 +119,10 @@ pub(super) fn update(
         }
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
-        let (ranks, piece) = (shards(class.plan), bucket.piece);
+        let (is_expert, piece) = (bucket.region.is_expert, bucket.piece);
+        let ranks = Shards::of(class.plan).pieces(is_expert);
         let gather = Exchange::gather_of(vec![piece; ranks]);
+        let gather = (gather, shard_group(class.plan, is_expert));
         let elements = [piece, ranks * piece];
         exchange_pieces(class, ("all-gather", [dtype; 2]), gather, slots, elements, steps);
     }

@@ -86,6 +86,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
             for (keeps, stage) in kept.flat_map(|k| splits.clone().map(move |s| (k, s))) {
                 let keep = |at| if keeps >> at & 1 == 1 { Keep::Full } else { Keep::None };
                 let candidate = Candidate {
+                    ep: 1,
                     mesh,
                     sequence,
                     microbatch_size: mbs,
