@@ -4,6 +4,7 @@
 //! another one, the operand is resharded, once per sharding. Nothing is decided here: the factor
 //! that a node is cut along follows from the shardings of its result and operands.
 
+mod experts;
 mod segments;
 
 use std::collections::{BTreeMap, HashMap};
@@ -261,6 +262,13 @@ pub(crate) fn partition_bound(
     Ok(Local { function: local, module: composites })
 }
 
+/// How a node runs on each of [`VALUE_AXES`], and how its operands and results lie then.
+struct Chosen {
+    choices: Vec<Choice>,
+    operands: Vec<Layouts>,
+    results: Vec<Layouts>,
+}
+
 struct Partition<'a> {
     global: &'a Function,
     module: &'a Module,
@@ -461,43 +469,7 @@ impl Partition<'_> {
             };
             factors_and_forms(node, self.global, self.module, forms)
         });
-        let mut wanted = vec![[Layout::Replicated; 4]; node.operands.len()];
-        let mut choices = Vec::new();
-        let produced: Vec<Layouts> =
-            node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
-        let mut results: Vec<Layouts> =
-            node.results.iter().map(|r| self.produced(*r)).collect::<Result<_, _>>()?;
-        let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
-        let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
-        let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
-        for (axis, all) in all.iter().enumerate() {
-            let ranks = self.place.sizes[axis];
-            let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
-            let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
-            if axis == EP
-                && let Some(at) = self.experts_of_rank(node, &factors, &from)
-            {
-                let own = |(lies, layout): (&mut Layouts, &Layout)| lies[axis] = *layout;
-                wanted.iter_mut().zip(&factors[at].operands).for_each(own);
-                results.iter_mut().zip(&factors[at].results).for_each(own);
-                choices.push(Choice::Cut(at));
-                continue;
-            }
-            let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
-            let are_placed = axis == CP;
-            let operands = Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed };
-            let can_be_cut = |factor: &Factor| self.can_be_cut(node, factor, axis);
-            let factors = (&factors[..], &can_be_cut as &dyn Fn(&Factor) -> bool);
-            let choice = choose(node, factors, &operands, &yields).ok_or_else(|| {
-                let name = &self.global.value(node.results[0]).name;
-                let axis = VALUE_AXES[axis];
-                format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
-            })?;
-            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, factors.0).0) {
-                operand[axis] = layout;
-            }
-            choices.push(choice);
-        }
+        let Chosen { choices, operands: wanted, results } = self.choose(node, &all)?;
         let operands: Vec<ValueId> = node
             .operands
             .iter()
@@ -527,51 +499,45 @@ impl Partition<'_> {
         Ok(())
     }
 
-    /// Of a node that computes with experts which ranks share, the factor that these are: a rank
-    /// computes with the tokens of all of them.
-    fn experts_of_rank(
-        &self,
-        node: &Node,
-        factors: &[Factor],
-        operands: &[Layout],
-    ) -> Option<usize> {
-        let ordinary = ir::factors::factors(node, self.global, self.module).len();
-        let lies =
-            |(layout, wanted): (&Layout, &Layout)| layout.cut_dim().is_some() && layout == wanted;
-        let is_theirs = |at: &usize| operands.iter().zip(&factors[*at].operands).any(lies);
-        (ordinary..factors.len()).find(is_theirs)
-    }
-
-    /// What ranks of `ep` have of a value whose dim `join` was cut over them, cut along dim `split`
-    /// instead.
-    fn all_to_all(&mut self, name: &str, local: ValueId, [split, join]: [usize; 2]) -> ValueId {
-        let pieces = self.place.sizes[EP];
-        let moved = |from: usize, to: usize, ndim: usize| -> Vec<usize> {
-            let mut perm: Vec<usize> = (0..ndim).collect();
-            let dim = perm.remove(from);
-            perm.insert(to, dim);
-            perm
-        };
-        let mut dims = self.builder.ty(local).dims.clone();
-        let ndim = dims.len() + 1;
-        dims[split] = dims[split].divide(pieces as i64).unwrap_or_else(|| dims[split].clone());
-        dims.insert(split, Dim::from(pieces));
-        let mut step = |suffix: &str, op: Op, operand: ValueId| {
-            self.builder.push(&format!("{name}.{suffix}"), op, &[operand])
-        };
-        let mut value = step("pieces", Op::Reshape { dims }, local);
-        if split > 0 {
-            value = step("outer", Op::Transpose { perm: moved(split, 0, ndim) }, value);
+    /// How a node runs, and how its operands and results lie then: results as planned, but of a
+    /// node that computes with experts on the axis of these.
+    fn choose(&self, node: &Node, all: &[Vec<Factor>; 4]) -> Result<Chosen, String> {
+        let produced: Vec<Layouts> =
+            node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
+        let results: Result<_, String> = node.results.iter().map(|r| self.produced(*r)).collect();
+        let operands = vec![[Layout::Replicated; 4]; node.operands.len()];
+        let mut chosen = Chosen { choices: Vec::new(), operands, results: results? };
+        let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
+        let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
+        let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
+        for (axis, all) in all.iter().enumerate() {
+            let ranks = self.place.sizes[axis];
+            let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
+            let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
+            let yields: Vec<Layout> = chosen.results.iter().map(|l| l[axis]).collect();
+            let experts =
+                if axis == EP { self.experts_of_rank(node, &factors, &from) } else { None };
+            let choice = match experts {
+                Some(at) => Choice::Cut(at),
+                None => {
+                    let are_placed = axis == CP;
+                    let operands =
+                        Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed };
+                    let can_be_cut = |factor: &Factor| self.can_be_cut(node, factor, axis);
+                    let factors = (&factors[..], &can_be_cut as &dyn Fn(&Factor) -> bool);
+                    choose(node, factors, &operands, &yields).ok_or_else(|| {
+                        let name = &self.global.value(node.results[0]).name;
+                        let axis = VALUE_AXES[axis];
+                        format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
+                    })?
+                }
+            };
+            let (wanted, yielded) = choice.layouts(node, &factors);
+            chosen.operands.iter_mut().zip(wanted).for_each(|(lies, own)| lies[axis] = own);
+            chosen.results.iter_mut().zip(yielded).for_each(|(lies, own)| lies[axis] = own);
+            chosen.choices.push(choice);
         }
-        let (kind, axis) = (Collective::AllToAll { pieces }, Axis::Ep.name().to_owned());
-        value = step("all_to_all", Op::Collective { kind, axis }, value);
-        if join > 0 {
-            value = step("inner", Op::Transpose { perm: moved(0, join, ndim) }, value);
-        }
-        let mut dims = self.builder.ty(value).dims.clone();
-        let outer = dims.remove(join);
-        dims[join] = &outer * &dims[join];
-        self.builder.push(&format!("{name}.joined"), Op::Reshape { dims }, &[value])
+        Ok(chosen)
     }
 
     /// Whether a factor leaves every rank along an axis a piece, and `dp` and `cp` cut no dim both:

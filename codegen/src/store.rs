@@ -14,7 +14,6 @@ use ir::program::{
 use serde::Serialize;
 
 use crate::arena::{Lifetime, pack};
-use crate::weights::Shards;
 pub(crate) use units::{Passing, Unit, extents_of_units};
 
 /// A weight as a class holds it.
@@ -48,6 +47,31 @@ pub(crate) struct WeightPlace {
     pub(crate) owned: bool,
 }
 
+/// The pieces into which the optimizer's part of weights is split, each on its own of the ranks
+/// that hold the same weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Shards {
+    /// Of weights that all ranks along `dp` and `cp` hold.
+    pub(crate) whole: usize,
+    /// Of weights that some of these share by experts.
+    pub(crate) experts: usize,
+}
+
+impl Shards {
+    /// No pieces.
+    pub(crate) const ONE: Shards = Shards { whole: 1, experts: 1 };
+
+    /// Those of weights that ranks share by experts, or of others.
+    pub(crate) fn pieces(self, is_expert: bool) -> usize {
+        if is_expert { self.experts } else { self.whole }
+    }
+
+    /// Whether every rank updates all of its weights.
+    pub(crate) fn are_one(self) -> bool {
+        self.whole == 1
+    }
+}
+
 /// A call that reads a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Caller {
@@ -79,8 +103,9 @@ pub(crate) struct Region {
 impl Region {
     /// Regions lie in this order, which puts those that are treated alike side by side, whatever
     /// the mesh: matrices are updated by one launch and everything else by one, and what a rank
-    /// counts in the norm is one run in the middle of both. What is shared by experts comes after them,
-    /// and what is frozen last, so that the others have the same places in the blocks of all roles.
+    /// counts in the norm is one run in the middle of both. What is shared by experts comes after
+    /// them, and what is frozen last, so that the others have the same places in the blocks of all
+    /// roles.
     fn order(self) -> RegionOrder {
         let from_outside = match self {
             Region { foreign: true, .. } => 0,

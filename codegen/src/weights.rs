@@ -10,12 +10,11 @@ use ir::plan::Optimizer;
 use ir::program::{Experts, STATE_BLOCK, scale_dims};
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, DType, Function, Module, Op, Plan, ValueId};
-use serde::Serialize;
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
 use crate::schedule::Pipeline;
-use crate::store::{Caller, WeightPlace};
+use crate::store::{Caller, Shards, WeightPlace};
 
 /// How a weight lies on `tp`, how its gradient does, and the dim along which ranks share experts.
 type Lies = (Layout, Layout, Option<usize>);
@@ -144,42 +143,18 @@ fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
     readers
 }
 
-/// The pieces into which the optimizer's part of weights is split, each on its own of the ranks
-/// that hold the same weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Shards {
-    /// Of weights that all ranks along `dp` and `cp` hold.
-    pub(crate) whole: usize,
-    /// Of weights that some of these share by experts.
-    pub(crate) experts: usize,
-}
-
-impl Shards {
-    /// No pieces.
-    pub(crate) const ONE: Shards = Shards { whole: 1, experts: 1 };
-
-    pub(crate) fn of(plan: &Plan) -> Shards {
-        if plan.optimizer == Optimizer::None {
-            return Shards::ONE;
-        }
-        let whole = plan.zero.ranks(plan.mesh.data_ranks());
-        Shards { whole, experts: (whole / plan.ep).max(1) }
+/// The pieces into which the optimizer's part of weights is split.
+pub(crate) fn shards(plan: &Plan) -> Shards {
+    if plan.optimizer == Optimizer::None {
+        return Shards::ONE;
     }
-
-    /// Those of weights that ranks share by experts, or of others.
-    pub(crate) fn pieces(self, is_expert: bool) -> usize {
-        if is_expert { self.experts } else { self.whole }
-    }
-
-    /// Whether every rank updates all of its weights.
-    pub(crate) fn are_one(self) -> bool {
-        self.whole == 1
-    }
+    let whole = plan.zero.ranks(plan.mesh.data_ranks());
+    Shards { whole, experts: (whole / plan.ep).max(1) }
 }
 
 /// Whether ranks share gradients, not only what is updated (ZeRO 2 and 3).
 pub(crate) fn shares_gradients(plan: &Plan) -> bool {
-    plan.zero.stage > 1 && !Shards::of(plan).are_one()
+    plan.zero.stage > 1 && !shards(plan).are_one()
 }
 
 /// The calls that read a weight.

@@ -219,7 +219,11 @@ impl<'a> Simulation<'a> {
                     Group::Axis(axis) => Some(*axis),
                     // Inside of layers, neighbours share experts.
                     Group::Shards(_) if is_layer => Some(Axis::Ep),
-                    _ => None,
+                    Group::Shards(_)
+                    | Group::Data
+                    | Group::Copies(_)
+                    | Group::Stages(_)
+                    | Group::World => None,
                 };
                 let group = self.meeting(self.members(at, group));
                 Item::Collective { group, axis, seconds: *seconds }

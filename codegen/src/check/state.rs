@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use ir::plan::Optimizer;
-use ir::program::{BufferId, Contents, Exchange, Instruction, STATE_BLOCK, ShardRole, Step};
+use ir::program::{
+    BufferId, Contents, Exchange, Instruction, Member, STATE_BLOCK, ShardRole, Step,
+};
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
@@ -11,6 +13,15 @@ use super::places::is_split;
 use super::traffic::World;
 use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
+
+/// What ranks with the same weights sum: a gradient or a piece of it, what one call makes of it, by
+/// the first of its weights, or the norm.
+#[derive(Clone, Copy)]
+enum Reduced {
+    Gradient(usize),
+    Term(usize),
+    Norm,
+}
 
 impl<'a> Rank<'a> {
     /// Notes which gradients a launch adds to the squared norm, which nothing else is added to.
@@ -259,64 +270,29 @@ impl<'a> Rank<'a> {
         let mesh = setup.plan.mesh;
         let buffer = &self.program.buffers[buffer as usize];
         let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
-        let ranks = mesh.data_ranks();
-        // Without an update nothing is shared.
-        let is_updated = setup.plan.optimizer != Optimizer::None;
-        let has_copies = !is_updated || setup.plan.zero.ranks(ranks) < ranks;
-        let of_shards = if has_copies { Summed::SHARDS } else { Summed::DP };
         if byte >= buffer.offset + buffer.bytes {
             // Between one buffer and the next are zeros.
             return Summed::default();
         }
-        // Experts have copies on every ep-th of the ranks only.
-        let of_weight = |weight: usize| match self.program.weights[weight].experts {
-            Some(experts) => sums(experts.ranks < ranks, Summed::COPIES),
-            None => sums(ranks > 1, Summed::DP),
-        };
-        match buffer.contents {
-            Contents::Grad(weight) => {
-                let is_shared = self.places.holders[weight].len() > 1;
-                of_weight(weight).with(sums(is_shared, Summed::STAGES))
-            }
+        let first = |members: &[Member]| members.first().map_or(usize::MAX, |first| first.weight);
+        let is_shared = |weight: usize| self.places.holders[weight].len() > 1;
+        let (summed, over_stages) = match buffer.contents {
+            Contents::Grad(weight) => (Reduced::Gradient(weight), is_shared(weight)),
             // Loss sum and count, then the squared norm, in which ranks with the same weights
             // agree.
             Contents::Stats if byte < buffer.offset + 2 * buffer.dtype.size() => {
-                sums(mesh.ranks() > 1, Summed::WORLD)
+                return sums(mesh.ranks() > 1, Summed::WORLD);
             }
-            Contents::Stats => {
-                let is_split = ranks > 1 && is_split(self.program);
-                let has_experts = |weight: usize| {
-                    self.program.weights[weight].experts.is_some() && self.program.trains(weight)
-                };
-                let is_shared = (0..self.program.weights.len()).any(has_experts);
-                let over_data = match is_split {
-                    true => of_shards,
-                    false => sums(is_shared, Summed::SHARDS),
-                };
-                over_data
-                    .with(sums(mesh.tp > 1, Summed::TP))
-                    .with(sums(mesh.pp > 1, Summed::STAGES))
-            }
+            Contents::Stats => (Reduced::Norm, mesh.pp > 1),
             // Where calls have scattered their terms, stages sum pieces, else whole gradients.
             Contents::Shard { role: ShardRole::Grad, bucket } => {
-                let splits = self.program.splits_gradients();
-                let is_shared = splits
-                    && self
-                        .program
-                        .members(bucket)
-                        .iter()
-                        .any(|member| self.places.holders[member.weight].len() > 1);
-                let first = self.program.members(bucket).first().map(|member| member.weight);
-                let over_data = first.map_or(sums(ranks > 1, Summed::DP), of_weight);
-                over_data.with(sums(is_shared, Summed::STAGES))
+                let members = self.program.members(bucket);
+                let is_shared = members.iter().any(|member| is_shared(member.weight));
+                let over_stages = is_shared && self.program.splits_gradients();
+                (Reduced::Gradient(first(&members)), over_stages)
             }
             Contents::Shard { role: ShardRole::Term, bucket } => {
-                let first = self.program.members(bucket).first().map(|member| member.weight);
-                let experts = first.and_then(|weight| self.program.weights[weight].experts);
-                match (experts, first) {
-                    (Some(_), Some(weight)) => of_weight(weight),
-                    _ => sums(ranks > 1, of_shards),
-                }
+                (Reduced::Term(first(&self.program.members(bucket))), false)
             }
             Contents::Gathered { .. }
             | Contents::Term { .. }
@@ -330,7 +306,41 @@ impl<'a> Rank<'a> {
             | Contents::Output
             | Contents::View
             | Contents::Activation
-            | Contents::Frame => Summed::default(),
+            | Contents::Frame => return Summed::default(),
+        };
+        let over_tensor = mesh.tp > 1 && buffer.contents == Contents::Stats;
+        self.wanted_over_data(setup, summed)
+            .with(sums(over_tensor, Summed::TP))
+            .with(sums(over_stages, Summed::STAGES))
+    }
+
+    /// Of the ranks along `dp` and `cp`, those over which gradients, their terms or the norm of
+    /// them must be summed.
+    fn wanted_over_data(&self, setup: &Setup<'_>, summed: Reduced) -> Summed {
+        let program = self.program;
+        let ranks = setup.plan.mesh.data_ranks();
+        let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
+        // Without an update nothing is shared.
+        let is_updated = setup.plan.optimizer != Optimizer::None;
+        let has_copies = !is_updated || setup.plan.zero.ranks(ranks) < ranks;
+        let of_shards = sums(ranks > 1, if has_copies { Summed::SHARDS } else { Summed::DP });
+        let of_experts = |weight: usize| program.weights.get(weight)?.experts;
+        // Experts have copies on every ep-th of the ranks only.
+        let of_weight = |weight: usize, others: Summed| match of_experts(weight) {
+            Some(experts) => sums(experts.ranks < ranks, Summed::COPIES),
+            None => others,
+        };
+        let over_all = sums(ranks > 1, Summed::DP);
+        match summed {
+            Reduced::Gradient(weight) => of_weight(weight, over_all),
+            Reduced::Term(weight) => of_weight(weight, of_shards),
+            Reduced::Norm if is_split(program) => of_shards,
+            Reduced::Norm => {
+                let is_shared = |weight: &usize| of_experts(*weight).is_some();
+                let mut all = 0..program.weights.len();
+                let is_shared = all.any(|weight| is_shared(&weight) && program.trains(weight));
+                sums(is_shared, Summed::SHARDS)
+            }
         }
     }
 

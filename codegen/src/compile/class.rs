@@ -24,7 +24,7 @@ use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
 use crate::store::{BufferId, Store, WeightPlace};
-use crate::weights::{Shards, is_late, shares_gradients, weight_places};
+use crate::weights::{is_late, shards, shares_gradients, weight_places};
 use chunk::{Chunk, Routines, own_calls};
 use exchange::Exchanges;
 
@@ -323,7 +323,7 @@ fn store(
 /// Room for weights and for what training them takes.
 pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
     let (states, precision) = (plan.optimizer.state_count(), plan.precision);
-    let shards = Shards::of(plan);
+    let shards = shards(plan);
     if shares_gradients(plan) {
         let gathers = plan.zero.stage > 2;
         return Store::for_units(weights, states, precision, shards, gathers);
@@ -338,7 +338,7 @@ pub(super) fn data_group(plan: &Plan) -> Group {
 
 /// Those of them over which ZeRO shards one copy of weights, or of the experts that a rank has.
 pub(super) fn shard_group(plan: &Plan, is_expert: bool) -> Group {
-    let count = Shards::of(plan).whole;
+    let count = shards(plan).whole;
     match is_expert {
         true => Group::Copies(plan.ep),
         false if count == plan.mesh.data_ranks() => data_group(plan),
@@ -348,7 +348,7 @@ pub(super) fn shard_group(plan: &Plan, is_expert: bool) -> Group {
 
 /// Those of them that have the same shard; none where there is one copy.
 pub(super) fn copies_group(plan: &Plan) -> Option<Group> {
-    let count = Shards::of(plan).whole;
+    let count = shards(plan).whole;
     (count < plan.mesh.data_ranks()).then_some(Group::Copies(count))
 }
 

@@ -14,7 +14,7 @@ use crate::calls::Calls;
 use crate::lower::KernelTable;
 use crate::refusal::Refusal;
 use crate::store::{extents, extents_of_units};
-use crate::weights::{Shards, shares_gradients, weight_places};
+use crate::weights::{shards, shares_gradients, weight_places};
 
 /// The ends that were compiled, by all that they depend on, as bytes.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl AllEnds {
         let clears = clears(calls, plan, stage)?;
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
-        let shards = Shards::of(plan);
+        let shards = shards(plan);
         let of_plan = (plan.mesh, plan.ep, plan.optimizer, plan.precision, plan.target, shards);
         let shares = shares_gradients(plan).then_some(plan.zero.stage);
         let units =

@@ -12,8 +12,7 @@ use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
 use serde::Serialize;
 
-use super::{Bucket, Caller, Region, Store, WeightPlace, quantum, region_of};
-use crate::weights::Shards;
+use super::{Bucket, Caller, Region, Shards, Store, WeightPlace, quantum, region_of};
 
 /// A bucket of which ranks share gradients, and all weights that the same calls read.
 #[derive(Clone, Debug)]

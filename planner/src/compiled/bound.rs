@@ -18,6 +18,7 @@ use ir::{Axis, DType, Mesh};
 use super::keys::{CallPrice, Key};
 use super::{Candidate, Job};
 use crate::cluster::Memory;
+use crate::link::Link;
 use crate::price::Prices;
 
 /// What a stage takes at least.
@@ -111,7 +112,6 @@ fn stages(
     rates: &Prices<'_>,
 ) -> Vec<Stage> {
     let Mesh { pp, tp, .. } = candidate.mesh;
-    let Precision { parameters, gradients, reduce, .. } = job.precision;
     let [whole, shared] = bytes_of_weight(job, candidate);
     // The ranks that hold the same weights, and those that share the update of one copy: of all
     // weights but those of experts, and of these.
@@ -150,20 +150,10 @@ fn stages(
                 stage.first_s = stage.seconds;
             }
         }
-        for which in [0, 1] {
-            let (elements, (link, members)) = (held[which] as f64, groups[which]);
+        for which in [0, 1].into_iter().filter(|which| held[*which] > 0) {
             let share = (updated[which] / shares[which]) as f64;
             stage.update_s = stage.update_s.max(update_seconds(job, share, rates));
-            let scattered = link.reduce_scatter(elements * gradients.size() as f64, members).0;
-            let gathered = link.all_gather(elements * parameters.size() as f64, members).0;
-            // Gradients are scattered once, or after each micro-batch; parameters gathered after
-            // the update, or for each micro-batch.
-            let (each, once) = match candidate.zero.stage {
-                0 => (0.0, link.all_reduce(elements * reduce.size() as f64, members).0),
-                1 => (0.0, scattered + gathered),
-                2 => (scattered, gathered),
-                _ => (scattered + gathered, 0.0),
-            };
+            let [each, once] = reduction(job, candidate, held[which] as f64, groups[which]);
             stage.seconds += each;
             stage.reduction_s += once;
         }
@@ -177,6 +167,26 @@ fn stages(
         stages.push(stage);
     }
     stages
+}
+
+/// Seconds in which ranks with the same weights exchange gradients and parameters of `elements`,
+/// for each micro-batch and once a step: gradients are scattered once, or after each micro-batch;
+/// parameters gathered after the update, or for each micro-batch.
+fn reduction(
+    job: &Job<'_>,
+    candidate: &Candidate,
+    elements: f64,
+    (link, members): (Link, usize),
+) -> [f64; 2] {
+    let Precision { parameters, gradients, reduce, .. } = job.precision;
+    let scattered = link.reduce_scatter(elements * gradients.size() as f64, members).0;
+    let gathered = link.all_gather(elements * parameters.size() as f64, members).0;
+    match candidate.zero.stage {
+        0 => [0.0, link.all_reduce(elements * reduce.size() as f64, members).0],
+        1 => [0.0, scattered + gathered],
+        2 => [scattered, gathered],
+        _ => [scattered + gathered, 0.0],
+    }
 }
 
 /// Seconds of the gradient norm and the optimizer update of `elements` contiguous elements.

@@ -382,7 +382,9 @@ impl Workload {
         set_parameters(&mut self.first, counts.first);
         set_parameters(&mut self.last, counts.last + head * tied);
         for layer in &mut self.layers {
-            set_parameters(&mut layer.items, counts.layers / u64::from(layer.count.max(1)));
+            let own = counts.layers / u64::from(layer.count.max(1));
+            let of_experts = layer.parameters()[1];
+            set_parameters(&mut layer.items, own.saturating_sub(of_experts));
         }
     }
 

@@ -136,9 +136,11 @@ fn program(
     steps.push(call(5, &[w, momentum, grad, scalars]));
     evaluate.push(call(4, &[stats]));
     let ranges = vec![(tensor * cols, cols)];
-    let weight =
-        WeightShard { name: "w".into(), global: vec![SEQ], ranges, experts: None, owned: true };
-    finish(0, tensor, vec![weight], layout, routines, [steps, evaluate])
+    finish(0, tensor, vec![weight(ranges)], layout, routines, [steps, evaluate])
+}
+
+fn weight(ranges: Vec<(usize, usize)>) -> WeightShard {
+    WeightShard { name: "w".into(), global: vec![SEQ], ranges, experts: None, owned: true }
 }
 
 /// A launch of a kernel without scalars.

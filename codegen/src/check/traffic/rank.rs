@@ -388,7 +388,7 @@ impl<'a> Rank<'a> {
                 if self.is_piece(place) {
                     sums = summed.and(self.sums_of(place, run));
                 } else if self.is_of_stats(place) {
-                    // What ranks that share experts have summed, they have alike with what is added.
+                    // What is added, ranks that share experts have alike.
                     sums = self.sums_of(place, run).and(Summed::SHARDS);
                 }
                 let start = place.range.start;

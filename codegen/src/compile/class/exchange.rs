@@ -16,7 +16,7 @@ use super::{Class, shard_group};
 use crate::calls::Operand;
 use crate::specialise::Source;
 use crate::store::{BufferId, Passing, Unit};
-use crate::weights::Shards;
+use crate::weights::shards;
 
 /// A call of a micro-batch's work: its moment on the clock, and whether it makes late gradients.
 pub(super) type Moment = (usize, bool);
@@ -214,7 +214,7 @@ impl Class<'_> {
         }
         let is_expert = unit.region.is_expert;
         let dtype = self.plan.precision.parameters;
-        let ranks = Shards::of(self.plan).pieces(is_expert);
+        let ranks = shards(self.plan).pieces(is_expert);
         let counts = vec![unit.elements / ranks; ranks];
         let exchange = (Exchange::gather_of(counts), shard_group(self.plan, is_expert));
         let mut steps = Vec::new();
@@ -252,7 +252,7 @@ impl Class<'_> {
         let span = (moment.0, moment.0);
         let Precision { gradients: dtype, reduce: exchanged, .. } = self.plan.precision;
         let is_expert = unit.region.is_expert;
-        let ranks = Shards::of(self.plan).pieces(is_expert);
+        let ranks = shards(self.plan).pieces(is_expert);
         let whole = self.store.whole(unit, Passing::Term, span);
         for (weight, buffer) in whole.weights {
             self.exchanges.terms.insert((moment, weight), buffer);

@@ -9,8 +9,8 @@
 //! | `3@1` | of 3 entries the one numbered 1 |
 //! | `H@G:N` | of N entries the H that begin at G, an axis `H` of the weight |
 //!
-//! The outermost axis of a weight may be several tensors: `experts.{E}.w1.weight [F, M]` of a weight
-//! `[E, F, M]`.
+//! The outermost axis of a weight may be several tensors: `experts.{E}.w1.weight [F, M]` of a
+//! weight `[E, F, M]`.
 //!
 //! So a fused matrix is split, axes change places (a transposition), and a split axis changes
 //! places with its other half (the pairs of a rotary embedding).

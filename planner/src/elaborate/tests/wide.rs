@@ -206,7 +206,7 @@ fn experts_are_split_and_their_gradients_summed_over_the_copies() {
     assert_eq!(line(&all, "gate"), "[dim0 @ ep]");
     assert_eq!(line(&all, "d.gate"), "[dim0 @ ep]");
     let wrong = codegen::executable::check_executable(&all).unwrap_err();
-    assert!(wrong.headline.ends_with("has expert parallelism"), "{wrong:?}");
+    assert!(wrong.headline.ends_with("expert parallelism beside context parallelism"), "{wrong:?}");
 }
 
 /// A plan that differs from a legal one in one field is refused, and what is wrong is named.

@@ -126,10 +126,11 @@ fn megatron_script(launch: &Launch<'_>) -> Result<String, String> {
 
 /// Families that Megatron-LM's flags describe: one name, and the flags that it has beside those of
 /// its sizes.
-const FAMILIES: [(&str, &[&str]); 5] = [
+const FAMILIES: [(&str, &[&str]); 6] = [
     ("gpt2", &[]),
     ("llama", &[]),
     ("mistral", &[]),
+    ("mixtral", &[]),
     ("qwen2", &["--add-qkv-bias"]),
     ("qwen3", &["--qk-layernorm"]),
 ];

@@ -16,7 +16,7 @@ use super::super::launch::{all_reduce, exchange_pieces};
 use super::super::{copies_group, shard_group};
 use super::{Class, Counted, Updated, counts, reduce_copies, update as update_elements};
 use crate::store::Bucket;
-use crate::weights::Shards;
+use crate::weights::shards;
 
 /// A bucket, and the sum of the gradients of this rank's piece.
 pub(super) struct Piece {
@@ -40,7 +40,7 @@ pub(super) fn reduce(class: &mut Class<'_>, steps: &mut Vec<Step>) -> Vec<Piece>
         let types = ("reduce-scatter", [dtype, exchanged]);
         let grads = transient(class, &bucket, ShardRole::Grad);
         let (is_expert, piece) = (bucket.region.is_expert, bucket.piece);
-        let ranks = Shards::of(class.plan).pieces(is_expert);
+        let ranks = shards(class.plan).pieces(is_expert);
         let scatter = Exchange::scatter_of(vec![piece; ranks]);
         let scatter = (scatter, shard_group(class.plan, is_expert));
         let (slots, elements) = ([bucket.grads, grads], [ranks * piece, piece]);
@@ -120,7 +120,7 @@ pub(super) fn update(
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
         let (is_expert, piece) = (bucket.region.is_expert, bucket.piece);
-        let ranks = Shards::of(class.plan).pieces(is_expert);
+        let ranks = shards(class.plan).pieces(is_expert);
         let gather = Exchange::gather_of(vec![piece; ranks]);
         let gather = (gather, shard_group(class.plan, is_expert));
         let elements = [piece, ranks * piece];
