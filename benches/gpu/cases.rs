@@ -328,6 +328,8 @@ pub(crate) fn wrong(case: &Case, inputs: &[Memory], outputs: &[Memory]) -> Optio
         | Kernel::Rows(_)
         | Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
+        | Kernel::Experts(_)
+        | Kernel::ExpertsBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
         | Kernel::Replace(_)

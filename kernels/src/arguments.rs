@@ -3,8 +3,8 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, ProductPart, Products, Rope,
-    Scales, Source, Window,
+    Attention, Copy, Experts, Gather, Kernel, Line, Lines, Positions, Product, ProductPart,
+    Products, Rope, Scales, Source, Window,
 };
 use crate::rows::{Access, Instr, Output, Rows};
 
@@ -32,6 +32,12 @@ impl Kernel {
             Kernel::Rows(r) => rows_inputs(r),
             Kernel::Attention(a) => attention_inputs(a),
             Kernel::AttentionBwd(a) => attention_bwd_inputs(a),
+            Kernel::Experts(e) => experts_inputs(e).to_vec(),
+            Kernel::ExpertsBwd(e) => {
+                let mut inputs = experts_inputs(e).to_vec();
+                inputs.push(inputs[0]);
+                inputs
+            }
             Kernel::Gather(g) => vec![table(g), ids(g)],
             Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![ids(g), looked_up(g)],
             Kernel::Lines(l) => vec![lines(l, l.extent, l.dtype)],
@@ -72,6 +78,8 @@ impl Kernel {
             | Kernel::Products(_)
             | Kernel::Attention(_)
             | Kernel::AttentionBwd(_)
+            | Kernel::Experts(_)
+            | Kernel::ExpertsBwd(_)
             | Kernel::Gather(_)
             | Kernel::ScatterAdd(_)
             | Kernel::Replace(_)
@@ -94,6 +102,12 @@ impl Kernel {
                 let mut gradients = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
                 gradients.extend(bias(a).filter(|_| a.bias_grad));
                 gradients
+            }
+            Kernel::Experts(e) => vec![experts_inputs(e)[0]],
+            Kernel::ExpertsBwd(e) => {
+                let [x, gates, weights @ ..] = experts_inputs(e);
+                let sums = |of: Argument| Argument { dtype: of.dtype.accumulation(), ..of };
+                [x, gates].into_iter().chain(weights.map(sums)).collect()
             }
             Kernel::Gather(g) => vec![looked_up(g)],
             Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![table(g)],
@@ -296,6 +310,12 @@ fn attention_bwd_inputs(a: &Attention) -> Vec<Argument> {
     arguments.extend([out, lse(a), out]);
     arguments.extend(a.dropout.iter().map(|_| KEY));
     arguments
+}
+
+fn experts_inputs(e: &Experts) -> [Argument; 5] {
+    let of = |len: usize| Argument { dtype: e.dtype, len };
+    let weights = of(e.weights());
+    [of(e.tokens * e.model), of(e.tokens * e.experts), weights, weights, weights]
 }
 
 fn table(g: &Gather) -> Argument {

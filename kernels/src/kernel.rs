@@ -3,7 +3,8 @@
 //! All sizes are concrete and local to one rank; all strides and offsets count elements, not bytes.
 //! Buffers are contiguous and row-major unless strides say otherwise.
 //!
-//! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
+//! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim. Of experts:
+//! T tokens, E experts, M model, F inside of an expert.
 
 use std::fmt;
 use std::ops::Range;
@@ -30,6 +31,10 @@ pub enum Kernel {
     Attention(Attention),
     /// `q k v [bias] out lse dout [key] -> dq dk dv [dbias]`: its gradient.
     AttentionBwd(Attention),
+    /// `x gates w_gate w_up w_down -> y`: a routed feed-forward layer.
+    Experts(Experts),
+    /// `x gates w_gate w_up w_down dy -> dx dgates dw_gate dw_up dw_down`: its gradient.
+    ExpertsBwd(Experts),
     /// `table ids -> rows`: rows of a table, zero where the id is of another shard.
     Gather(Gather),
     /// `ids rows -> table`: adds rows to the table's gradient, in ascending order of rows.
@@ -576,6 +581,55 @@ pub struct Dropout {
     pub key_base: u64,
 }
 
+/// Feed-forward layers of several experts, of which each token passes those that its gates name:
+/// `y[t] = Σ over e of gates[t, e] · w_down[e] (silu(w_gate[e] x[t]) ∘ w_up[e] x[t])`.
+///
+/// `x y dx dy [T, M]`, `gates dgates [T, E]`, `w_gate w_up [E, F, M]`, `w_down [E, M, F]`, all
+/// contiguous. A token and an expert are a pair where the gate between them is not 0, as is one
+/// that is no number. Any number of pairs is computed, and nothing is of what is no pair: weights
+/// of an expert without pairs are not read, their gradients are zero, and so is `dgates` where
+/// there is no pair. A router that hides experts multiplies its gates by a mask, or by what is
+/// zero where they are hidden, so that these gradients are multiplied by zero.
+///
+/// Gradients of weights are stored in the type of sums.
+///
+/// **Determinism**: an element of `y` and `dx` is summed over experts in ascending order, one of a
+/// gradient of weights over tokens in ascending order, as [`Product`] sums over `k`. The bits of a
+/// token's `y`, `dx` and `dgates` depend on no other token; how many threads there are, and how
+/// pairs are cut into passes, changes none.
+///
+/// **Narrow types**: tensors of BF16 or F16 are read as the numbers of F32 that they are, and all
+/// is computed and summed in F32; each element of `y`, `dx` and `dgates` is rounded once.
+///
+/// **Pairs of numbers**: of tensors of BF16, products are those of pairs, as of [`Product`], where
+/// the machine has instructions for them. What is multiplied by `w_down`, and the gradients of what
+/// was multiplied by `w_gate` and `w_up`, are then rounded to BF16 before they are multiplied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// T, less than 2^32.
+    pub tokens: usize,
+    /// E.
+    pub experts: usize,
+    /// M.
+    pub model: usize,
+    /// F.
+    pub inner: usize,
+    /// Pairs that a token is expected to have: what work is counted by.
+    pub top_k: usize,
+    /// Of a gradient, whether `dw_gate`, `dw_up` and `dw_down` are added to what they hold.
+    #[serde(default)]
+    pub accumulate: [bool; 3],
+    /// F32, F64, BF16 or F16, of all but gradients of weights.
+    pub dtype: DType,
+}
+
+impl Experts {
+    /// Elements of the weights of one kind, of all experts.
+    pub fn weights(&self) -> usize {
+        self.experts * self.inner * self.model
+    }
+}
+
 /// Look-up in a shard of a table: `table [outer, rows, width]`, `ids i32 [count]`, rows
 /// `[outer, count, width]`.
 ///
@@ -780,6 +834,8 @@ impl fmt::Display for Kernel {
             }
             Kernel::Attention(a) => display_attention(f, "attention", a),
             Kernel::AttentionBwd(a) => display_attention(f, "attention-bwd", a),
+            Kernel::Experts(e) => display_experts(f, "experts", e),
+            Kernel::ExpertsBwd(e) => display_experts(f, "experts-bwd", e),
             Kernel::Gather(g) => {
                 write!(f, "gather {} of {}x{} {}", g.count, g.rows, g.width, g.dtype)
             }
@@ -830,6 +886,12 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
     f.write_str(if p.scales.is_some() { " with scales" } else { "" })?;
     f.write_str(if p.accumulate { " accumulating" } else { "" })?;
     write!(f, "{}", p.tiling)
+}
+
+fn display_experts(f: &mut fmt::Formatter<'_>, name: &str, e: &Experts) -> fmt::Result {
+    let Experts { tokens, experts, model, inner, top_k, dtype, .. } = e;
+    write!(f, "{name} {top_k} of {experts} t{tokens} m{model} f{inner} {dtype}")?;
+    f.write_str(if e.accumulate.contains(&true) { " accumulating" } else { "" })
 }
 
 fn display_window(f: &mut fmt::Formatter<'_>, name: &str, w: &Window) -> fmt::Result {

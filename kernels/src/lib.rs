@@ -45,9 +45,9 @@ pub mod cuda;
 
 pub use border::Border;
 pub use kernel::{
-    Attention, Copy, CopyLoop, Dropout, Family, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC,
-    LoopAC, LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Scales, Source,
-    StoredTypes, Tiling, Window,
+    Attention, Copy, CopyLoop, Dropout, Experts, Family, Fill, Gather, Kernel, Line, Lines, LoopAB,
+    LoopABC, LoopAC, LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Scales,
+    Source, StoredTypes, Tiling, Window,
 };
 pub use offset::Offset;
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};

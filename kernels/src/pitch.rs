@@ -57,6 +57,8 @@ pub fn with_pitch(kernel: &Kernel, argument: usize, pitch: Pitch) -> Option<Kern
         Kernel::Copy(c) => of_copy(c, argument == 0, pitch)?,
         Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
+        | Kernel::Experts(_)
+        | Kernel::ExpertsBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
         | Kernel::Replace(_)

@@ -3,8 +3,8 @@
 use ir::{DType, Target};
 
 use crate::kernel::{
-    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Scales, Source,
-    Window,
+    Attention, Copy, Experts, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Scales,
+    Source, Window,
 };
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
@@ -23,6 +23,8 @@ const TRANSCENDENTAL: u64 = 10;
 ///   transcendental function per pair, and a bias one operation, twice in the gradient; a gradient
 ///   of the bias computes the scores and their gradients once more. Which pairs documents hide is
 ///   in the data: none are, which is an upper bound
+/// * experts: three products of `2 · M · F` per pair of a token and an expert, eight for the
+///   gradient, which computes two of them once more; `top_k` pairs per token
 /// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
 ///   function, one per point and reduction
 /// * rotary embedding: three per element; scatter: one per element; copies: none
@@ -39,6 +41,8 @@ pub fn flops(kernel: &Kernel) -> Flops {
         Kernel::AttentionBwd(a) => {
             attention_flops(a, if a.bias_grad { 14 } else { 10 }, 2 + u64::from(a.bias_grad))
         }
+        Kernel::Experts(e) => experts_flops(e, 3),
+        Kernel::ExpertsBwd(e) => experts_flops(e, 8),
         Kernel::ScatterAdd(g) => Flops((g.outer * g.count * g.width) as u64),
         Kernel::Lines(l) => lines_flops(l),
         Kernel::Rope(r) => Flops((3 * r.batch * r.seq * r.heads * r.dim) as u64),
@@ -54,7 +58,7 @@ pub fn flops(kernel: &Kernel) -> Flops {
 /// Compulsory traffic: every distinct element read or written once, whatever caches do.
 ///
 /// An accumulated output is read and written. Attention's scores and other scratch do not count.
-/// A gathered row is read once per id.
+/// A gathered row is read once per id. Of experts all are read, or as many as there are pairs.
 pub fn bytes(kernel: &Kernel) -> Bytes {
     match kernel {
         Kernel::Product(p) => product_bytes(p),
@@ -62,6 +66,8 @@ pub fn bytes(kernel: &Kernel) -> Bytes {
         Kernel::Rows(r) => rows_bytes(r),
         Kernel::Attention(a) => attention_bytes(a),
         Kernel::AttentionBwd(a) => attention_bwd_bytes(a),
+        Kernel::Experts(e) => experts_bytes(e, 2, 1),
+        Kernel::ExpertsBwd(e) => experts_bwd_bytes(e),
         Kernel::Gather(g) | Kernel::Replace(g) => gather_bytes(g, 2),
         Kernel::Lines(l) => lines_bytes(l),
         Kernel::ScatterAdd(g) => scatter_bytes(g),
@@ -315,6 +321,25 @@ fn attention_bwd_bytes(a: &Attention) -> Bytes {
     Bytes((4 * query + 4 * key + bias) * a.dtype.size() + lse + document_bytes(a))
 }
 
+fn experts_flops(e: &Experts, products: u64) -> Flops {
+    let pairs = (e.tokens * e.top_k.min(e.experts)) as u64;
+    Flops(2 * products * pairs * (e.model * e.inner) as u64)
+}
+
+/// Of weights that are read, and of so many tensors of tokens and of gates.
+fn experts_bytes(e: &Experts, tokens: u64, gates: u64) -> Bytes {
+    let read = e.experts.min(e.tokens.saturating_mul(e.top_k));
+    let weights = 3 * (read * e.inner * e.model) as u64;
+    let rows = tokens * (e.tokens * e.model) as u64 + gates * (e.tokens * e.experts) as u64;
+    Bytes((weights + rows) * e.dtype.size())
+}
+
+fn experts_bwd_bytes(e: &Experts) -> Bytes {
+    let moves: u64 = e.accumulate.iter().map(|adds| if *adds { 2 } else { 1 }).sum();
+    let written = moves * e.weights() as u64 * e.dtype.accumulation().size();
+    Bytes(experts_bytes(e, 3, 2).0 + written)
+}
+
 fn gather_bytes(g: &Gather, moves: u64) -> Bytes {
     Bytes(moves * (g.outer * g.count * g.width) as u64 * g.dtype.size() + 4 * g.count as u64)
 }
@@ -457,6 +482,23 @@ mod tests {
         let wanted = Attention { bias_grad: true, ..biased.clone() };
         let [with, without] = [wanted, biased].map(|a| flops(&Kernel::AttentionBwd(a)).0);
         assert!(with > without && with < without * 3 / 2, "{with} {without}");
+    }
+
+    #[test]
+    fn experts_are_priced_by_the_pairs_that_are_expected() {
+        let (tokens, experts, model, inner, top_k) = (10, 8, 3, 5, 2);
+        let (accumulate, dtype) = ([false; 3], DType::BF16);
+        let e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+        let forward = Kernel::Experts(e.clone());
+        assert_eq!(flops(&forward), Flops(2 * 3 * 20 * 15));
+        assert_eq!(bytes(&forward), Bytes(2 * (3 * 8 * 15 + 2 * 30 + 80)));
+        let backward = |accumulate| Kernel::ExpertsBwd(Experts { accumulate, ..e.clone() });
+        assert_eq!(flops(&backward([false; 3])), Flops(2 * 8 * 20 * 15));
+        let [once, twice] = [[false; 3], [true, false, true]].map(|a| bytes(&backward(a)).0);
+        assert_eq!(once, 2 * (3 * 8 * 15 + 3 * 30 + 2 * 80) + 4 * 3 * 8 * 15);
+        assert_eq!(twice - once, 4 * 2 * 8 * 15);
+        let one = Experts { tokens: 1, ..e.clone() };
+        assert_eq!(bytes(&Kernel::Experts(one)), Bytes(2 * (3 * 2 * 15 + 2 * 3 + 8)));
     }
 
     #[test]

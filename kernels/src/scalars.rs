@@ -45,6 +45,8 @@ impl Kernel {
             Kernel::Gather(g) | Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![&mut g.base],
             Kernel::Copy(c) => vec![&mut c.source_offset],
             Kernel::Product(_)
+            | Kernel::Experts(_)
+            | Kernel::ExpertsBwd(_)
             | Kernel::Lines(_)
             | Kernel::Rope(_)
             | Kernel::Place(_)

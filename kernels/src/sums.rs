@@ -18,9 +18,11 @@ impl Kernel {
                 products.into_iter().chain(then).collect()
             }
             Kernel::ScatterAdd(g) => vec![&mut g.accumulate],
+            Kernel::ExpertsBwd(e) => e.accumulate.iter_mut().collect(),
             Kernel::Rows(r) => r.outputs.iter_mut().map(accumulates).collect(),
             Kernel::Attention(_)
             | Kernel::AttentionBwd(_)
+            | Kernel::Experts(_)
             | Kernel::Gather(_)
             | Kernel::Replace(_)
             | Kernel::Lines(_)

@@ -10,8 +10,8 @@ use ir::op::Operands;
 use crate::arguments::{Argument, part_inputs, products_inputs};
 use crate::border::Border;
 use crate::kernel::{
-    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
-    Products, Rope, Scales, Source, StoredTypes, Window,
+    Attention, Copy, Dropout, Experts, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions,
+    Product, Products, Rope, Scales, Source, StoredTypes, Window,
 };
 use crate::offset::Offset;
 use crate::rows::{Access, Digit, Draw, Instr, Output, RowInput, Rows};
@@ -37,6 +37,8 @@ pub fn verify(kernel: &Kernel) -> Verdict {
         Kernel::Rows(r) => rows(r),
         Kernel::Attention(a) => attention(a, false),
         Kernel::AttentionBwd(a) => attention(a, true),
+        Kernel::Experts(e) => experts(e, false),
+        Kernel::ExpertsBwd(e) => experts(e, true),
         Kernel::ScatterAdd(g) => counts(g.dtype).and_then(|()| look_up(g)),
         Kernel::Gather(g) | Kernel::Replace(g) => look_up(g),
         Kernel::Lines(l) => lines(l),
@@ -470,6 +472,21 @@ fn scores(sizes: [usize; 4]) -> Verdict {
     require(points.is_some_and(|n| n <= 1 << 56), "there are too many scores")
 }
 
+fn experts(e: &Experts, backward: bool) -> Verdict {
+    rounds(e.dtype)?;
+    let Experts { tokens, experts, model, inner, top_k, accumulate, .. } = *e;
+    require(backward || accumulate == [false; 3], "it adds to gradients that it does not have")?;
+    require(u32::try_from(tokens).is_ok(), "it has too many tokens")?;
+    require((1..=experts.max(1)).contains(&top_k), "a token passes more experts than there are")?;
+    for sizes in [[tokens, experts, 1], [experts, inner, model]] {
+        nest(&sizes.map(|size| (size, 0)), 0)?;
+    }
+    // Of each pair there is a row of what is inside of its expert; operations are counted.
+    nest(&[(tokens, 0), (experts, 0), (model.max(inner), 0)], 0)?;
+    let points = [tokens, experts, model, inner].iter().try_fold(1_usize, |n, s| n.checked_mul(*s));
+    require(points.is_some_and(|n| n <= 1 << 56), "its experts compute too much")
+}
+
 fn look_up(g: &Gather) -> Verdict {
     holds(g.dtype).map_err(|_| "rows are of a type that is not moved")?;
     nest(&[(g.outer, 0), (g.rows, 0), (g.width, 1)], 0)?;
@@ -645,6 +662,32 @@ mod tests {
             Kernel::Fill(Fill { len: 1, value: 0.0, dtype: DType::I8 }),
         ] {
             assert!(verify(&kernel).is_err(), "{kernel:?}");
+        }
+    }
+
+    #[test]
+    fn impossible_experts_are_refused() {
+        let experts = |change: fn(&mut Experts)| {
+            let (tokens, experts, model, inner, top_k) = (6, 4, 5, 7, 2);
+            let (accumulate, dtype) = ([false; 3], DType::F32);
+            let mut e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+            change(&mut e);
+            [Kernel::Experts(e.clone()), Kernel::ExpertsBwd(e)]
+                .map(|kernel| verify(&kernel).is_ok())
+        };
+        assert_eq!(experts(|_| {}), [true; 2]);
+        assert_eq!(experts(|e| e.accumulate[1] = true), [false, true]);
+        let impossible: [fn(&mut Experts); 7] = [
+            |e| e.top_k = 0,
+            |e| e.top_k = 5,
+            |e| e.tokens = 1 << 33,
+            |e| e.model = usize::MAX,
+            |e| (e.model, e.inner) = (1 << 30, 1 << 30),
+            |e| (e.tokens, e.model, e.inner) = (1 << 20, 1 << 18, 1 << 18),
+            |e| e.dtype = DType::I32,
+        ];
+        for change in impossible {
+            assert_eq!(experts(change), [false; 2]);
         }
     }
 }

@@ -179,6 +179,8 @@ impl<'a> Prices<'a> {
             }
             Kernel::Attention(a) => (self.attention_rate(a, flops, false), true),
             Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),
+            Kernel::Experts(e) => (self.product_rate(e.dtype, flops / 3.0), true),
+            Kernel::ExpertsBwd(e) => (self.product_rate(e.dtype, flops / 8.0), true),
             Kernel::Rows(r) => (self.elementwise_rate(r.dtype), false),
             Kernel::Rope(r) => (self.elementwise_rate(r.dtype), false),
             Kernel::Gather(g) | Kernel::ScatterAdd(g) | Kernel::Replace(g) => {

@@ -104,6 +104,8 @@ fn read(kernel: &Kernel, at: usize, argument: &Argument) -> Vec<Range<usize>> {
         }
         Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
+        | Kernel::Experts(_)
+        | Kernel::ExpertsBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
         | Kernel::Replace(_)
@@ -220,11 +222,14 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
             (all, false)
         }
         Kernel::ScatterAdd(g) => (whole, g.accumulate),
+        Kernel::ExpertsBwd(e) if at >= 2 => (whole, e.accumulate[at - 2]),
         // Where the window stands is known at run time: the rest must have been there.
         Kernel::Place(_) | Kernel::Replace(_) => (whole, true),
         // The gradient of a bias is contiguous.
         Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
+        | Kernel::Experts(_)
+        | Kernel::ExpertsBwd(_)
         | Kernel::Gather(_)
         | Kernel::Lines(_)
         | Kernel::Take(_)

@@ -568,7 +568,11 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
 ///
 /// Both hold `len` numbers.
 #[inline(always)]
-unsafe fn add_row<V: Vector>(source: *const V::Scalar, target: *mut V::Scalar, len: usize) {
+pub(super) unsafe fn add_row<V: Vector>(
+    source: *const V::Scalar,
+    target: *mut V::Scalar,
+    len: usize,
+) {
     let zero = V::Scalar::ZERO;
     for i in (0..len).step_by(V::LANES) {
         // SAFETY: by the contract of the function.

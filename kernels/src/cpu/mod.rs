@@ -6,8 +6,8 @@
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
 //! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs`, `product`, `integers` and `scaled` matrix
-//! products; `block` fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`,
-//! `moves` and `windows` the rest.
+//! products; `block` fused expressions; `attention`, `attention_bwd`, `attention_few`,
+//! `routed`, `experts`, `experts_bwd`, `lines`, `moves` and `windows` the rest.
 
 mod view;
 
@@ -22,6 +22,8 @@ mod attention;
 mod attention_bwd;
 mod attention_few;
 mod block;
+mod experts;
+mod experts_bwd;
 mod extent;
 mod frame;
 mod blocked;
@@ -34,6 +36,7 @@ mod plane;
 mod prepared;
 mod product;
 mod rounded;
+mod routed;
 mod scaled;
 mod thin;
 mod tiles;
@@ -206,6 +209,8 @@ impl Cpu {
             }
             Kernel::Attention(a) => attention::execute::<S>(self, a, inputs, outputs),
             Kernel::AttentionBwd(a) => attention_bwd::execute::<S>(self, a, inputs, outputs),
+            Kernel::Experts(e) => experts::execute::<S>(self, e, inputs, outputs),
+            Kernel::ExpertsBwd(e) => experts_bwd::execute::<S>(self, e, inputs, outputs),
             Kernel::Gather(g) => moves::gather(self, g, inputs, outputs),
             Kernel::ScatterAdd(g) => moves::scatter_add::<S>(self, g, inputs, outputs),
             Kernel::Replace(g) => moves::replace(self, g, inputs, outputs),
@@ -258,6 +263,7 @@ fn compute_type(kernel: &Kernel) -> DType {
         Kernel::Products(p) => p.dtype(),
         Kernel::Rows(r) => r.dtype,
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.accumulation(),
+        Kernel::Experts(e) | Kernel::ExpertsBwd(e) => e.dtype.accumulation(),
         Kernel::ScatterAdd(g) => g.dtype,
         Kernel::Rope(r) => r.dtype.accumulation(),
         Kernel::Gather(_)
@@ -300,6 +306,8 @@ fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
         Kernel::Attention(a) if attention_few::fits(a) => [attention_few::scratch::<S>(a), 0],
         Kernel::Attention(a) => [attention::scratch::<S>(a), 0],
         Kernel::AttentionBwd(a) => [attention_bwd::scratch::<S>(a), 0],
+        Kernel::Experts(e) => experts::scratch::<S>(e),
+        Kernel::ExpertsBwd(e) => experts_bwd::scratch::<S>(e),
         Kernel::Rope(r) => [moves::rope_scratch::<S>(r), 0],
         Kernel::Gather(_)
         | Kernel::ScatterAdd(_)

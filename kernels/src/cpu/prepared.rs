@@ -46,6 +46,8 @@ impl Prepared {
             Kernel::Rows(_) => Work::Rows(block::Plans::default()),
             Kernel::Attention(_)
             | Kernel::AttentionBwd(_)
+            | Kernel::Experts(_)
+            | Kernel::ExpertsBwd(_)
             | Kernel::Gather(_)
             | Kernel::ScatterAdd(_)
             | Kernel::Replace(_)

@@ -13,6 +13,7 @@ mod convolution;
 mod counts;
 mod cuda;
 mod elements;
+mod experts;
 mod flash;
 mod flash_warpgroup;
 mod flash_warpgroup_backward;

@@ -102,6 +102,8 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::Rows(_) => "rows",
         Kernel::Attention(_) => "attention",
         Kernel::AttentionBwd(_) => "attention-gradient",
+        Kernel::Experts(_) => "experts",
+        Kernel::ExpertsBwd(_) => "experts-gradient",
         Kernel::Gather(_) => "gather",
         Kernel::ScatterAdd(_) => "scatter-add",
         Kernel::Replace(_) => "replace",

@@ -256,6 +256,7 @@ fn least_s(told: &Told, cluster: &Cluster) -> f64 {
         Kernel::Product(p) => widest(p),
         Kernel::Products(p) => p.parts.iter().map(|of| widest(&of.product)).max().unwrap_or(4),
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.size(),
+        Kernel::Experts(e) | Kernel::ExpertsBwd(e) => e.dtype.size(),
         Kernel::Rows(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)

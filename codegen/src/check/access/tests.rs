@@ -6,7 +6,7 @@ use ir::op::Operands;
 use kernels::Offset;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
-    Attention, Copy, CopyLoop, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
+    Attention, Copy, CopyLoop, Experts, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
     Pointwise, Positions, Products, Rope, Source, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{BinaryOp, Digit, Instr, RowInput};
@@ -259,6 +259,13 @@ fn window(r: &mut Draws) -> Window {
     Window { outer, len, capacity: len + 1 + r.below(3), inner, dtype: DType::F32 }
 }
 
+/// Gates, as all numbers of inputs, are not 0.
+fn experts(r: &mut Draws) -> Experts {
+    let [tokens, experts, model, inner] = [0; 4].map(|_| r.size());
+    let accumulate = [0; 3].map(|_| r.below(2) == 0);
+    Experts { tokens, experts, model, inner, top_k: 1, accumulate, dtype: DType::F32 }
+}
+
 /// A kernel of each kind.
 fn drawn(r: &mut Draws) -> Vec<Kernel> {
     let (outer, extent, inner) = (r.size(), r.size(), r.size());
@@ -272,6 +279,8 @@ fn drawn(r: &mut Draws) -> Vec<Kernel> {
         Kernel::Attention(attention(r, true)),
         Kernel::AttentionBwd(attention(r, false)),
         Kernel::AttentionBwd(with_gradient_of_bias(attention(r, false))),
+        Kernel::Experts(Experts { accumulate: [false; 3], ..experts(r) }),
+        Kernel::ExpertsBwd(experts(r)),
         Kernel::Gather(gather(r)),
         Kernel::ScatterAdd(gather(r)),
         Kernel::Replace(gather(r)),

@@ -81,9 +81,19 @@ impl Sizes {
     }
 }
 
-/// Bytes of scratch that a part of at most `m` × `n` × `k` points takes.
+/// Bytes of scratch that a part of at most `m` × `n` and of `k` points takes.
 pub(super) fn scratch_bytes([m, n, k]: [usize; 3]) -> usize {
-    let sizes = Sizes::new(k);
+    bytes_of([m, n], Sizes::new(k))
+}
+
+/// Bytes of scratch that a part of at most `m` × `n` and of any number of points up to `k` takes.
+pub(super) fn most_scratch_bytes([m, n, k]: [usize; 3]) -> usize {
+    // Blocks, and what is packed at once, are no longer than points and a block fill up.
+    let (kc, deep) = (k.next_multiple_of(DEPTH).min(KC), (k + KC).min(DEEP));
+    bytes_of([m, n], Sizes { kc, deep, nc: NC, is_whole: false })
+}
+
+fn bytes_of([m, n]: [usize; 2], sizes: Sizes) -> usize {
     let (mc, nc) = (m.min(MC), n.min(sizes.nc));
     let [wide_m, wide_n] = [mc, nc].map(|size| size.next_multiple_of(SIDE));
     let offsets = [mc, mc, nc, nc, sizes.kc, sizes.kc, mc, nc];

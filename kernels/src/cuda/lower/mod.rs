@@ -51,6 +51,9 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
         Kernel::AttentionBwd(a) => {
             attention::backward(what, a, &inputs, &outputs, (&mut all, arch));
         }
+        Kernel::Experts(_) | Kernel::ExpertsBwd(_) => {
+            unreachable!("verified: kernels of experts are for CPUs")
+        }
         Kernel::Gather(g) => all.functions.push(moves::gather(what, g, all_parameters())),
         Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
             let adds = matches!(kernel, Kernel::ScatterAdd(_));
