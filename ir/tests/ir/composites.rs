@@ -225,6 +225,32 @@ fn call_of(name: &str, attributes: &[(&str, f64)], operands: &[Tensor]) -> Modul
     module
 }
 
+/// A gate that is 0 has the gradient 0; all other gradients are those of the definition.
+#[test]
+fn gates_that_are_zero_have_no_gradient() {
+    let mut hidden = 0;
+    for seed in seeds(20) {
+        let mut r = Draws::new(seed);
+        let (attributes, mut operands) = sample("experts", &mut r);
+        let dims = operands[1].dims.clone();
+        let gates = operands[1].to_f64().into_iter();
+        let gates: Vec<f64> = gates.map(|gate| if r.coin() { gate } else { 0.0 }).collect();
+        operands[1] = Tensor::f64(&dims, gates.clone());
+        let mut module = module_of("experts", &attributes, &operands);
+        let mut inlined = module.clone();
+        assert!(inline_composites(&mut inlined, |_| false));
+        let d = random_cotangents(&mut r, &eval(&module, "f", &operands).unwrap());
+        let found = gradients(&mut module, "f", &operands, &d);
+        let mut wanted = gradients(&mut inlined, "f", &operands, &d);
+        let of_gates = wanted[1].to_f64().into_iter().zip(&gates);
+        let of_gates = of_gates.map(|(x, gate)| if *gate == 0.0 { 0.0 } else { x }).collect();
+        wanted[1] = Tensor::f64(&dims, of_gates);
+        assert_close(&found, &wanted, 1e-10, &format!("SEED={seed}"));
+        hidden += gates.iter().filter(|gate| **gate == 0.0).count();
+    }
+    assert!(hidden > 0, "no gate was 0");
+}
+
 /// Over samples, tokens, what is inside an expert, and experts: pieces make the whole. Over experts
 /// the gates are cut as well, which is what ranks that share them send each other.
 #[test]
