@@ -3,10 +3,10 @@
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::random::DrawBits;
-use ir::{DType, Function, Op, TensorType};
+use ir::{DType, Function, Op, Target, TensorType};
 use kernels::kernel::{
-    Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope, Scales, StoredTypes, Tiling, Window,
+    Attention, Copy, CopyLoop, Dropout, Experts, Fill, Gather, Line, Lines, LoopAB, LoopABC,
+    LoopAC, LoopBC, Positions, Product, Rope, Scales, StoredTypes, Tiling, Window,
 };
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
@@ -16,7 +16,7 @@ use crate::scalars::Scalars;
 use crate::tile::{Places, digits, global_places};
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
-pub const CATALOGUE: [&str; 13] = [
+pub const CATALOGUE: [&str; 15] = [
     "attention",
     "attention_bwd",
     "attention_dropout",
@@ -30,12 +30,32 @@ pub const CATALOGUE: [&str; 13] = [
     "gelu_erf_bwd",
     "silu",
     "silu_bwd",
+    "experts",
+    "experts_bwd",
 ];
+
+/// Composites of the catalogue that have a kernel on CPUs alone.
+const ON_CPUS: [&str; 2] = ["experts", "experts_bwd"];
 
 /// Whether a composite stays a call when a module is prepared for planning.
 pub fn is_in_catalogue(composite: &str) -> bool {
     CATALOGUE.contains(&composite)
 }
+
+/// Whether a composite has a kernel on a target, or on some CPU where there is none.
+pub(crate) fn has_kernel(composite: &str, target: Option<Target>) -> bool {
+    let on_gpus = target.is_some_and(|target| target.arch().is_some());
+    is_in_catalogue(composite) && !(on_gpus && ON_CPUS.contains(&composite))
+}
+
+/// Whether the kernel of a composite can add a result, by number, to what its output holds:
+/// gradients of weights are added up over micro-batches.
+pub(crate) fn can_add(composite: &str, result: usize) -> bool {
+    composite == "experts_bwd" && result >= EXPERTS_WEIGHTS
+}
+
+/// Results of the gradient of experts that come before those of weights.
+const EXPERTS_WEIGHTS: usize = 2;
 
 /// The kernel of an op with local sizes; `add` asks it to add to what the output holds. Where the
 /// pieces of this rank begin is added to `scalars`.
@@ -468,7 +488,8 @@ fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Resu
     })
 }
 
-/// The kernel of a composite of the catalogue.
+/// The kernel of a composite of the catalogue; `adds` asks it to add results, by number, to what
+/// their outputs hold, where it [can](can_add).
 ///
 /// # Errors
 /// A sentence that names the composite, when there is no kernel for it.
@@ -476,6 +497,7 @@ pub fn kernel_of_composite(
     name: &str,
     attributes: &Attributes,
     function: &Function,
+    adds: &[bool],
     scalars: &mut Scalars,
 ) -> Result<Kernel, Refusal> {
     let mut attention = |dropout| attention(attributes, function, dropout, scalars);
@@ -486,6 +508,14 @@ pub fn kernel_of_composite(
         "attention_dropout_bwd" => Ok(Kernel::AttentionBwd(attention(true)?)),
         "attention_cached" => {
             Ok(Kernel::Attention(Attention { position: true, causal: true, ..attention(false)? }))
+        }
+        "experts" => Ok(Kernel::Experts(experts(attributes, function)?)),
+        "experts_bwd" => {
+            let mut experts = experts(attributes, function)?;
+            for (accumulate, add) in experts.accumulate.iter_mut().zip(&adds[EXPERTS_WEIGHTS..]) {
+                *accumulate = *add;
+            }
+            Ok(Kernel::ExpertsBwd(experts))
         }
         "rope" | "rope_scaled" => Ok(Kernel::Rope(rope(attributes, function)?)),
         _ => Err(lacking(format!("there is no kernel for the composite `{name}` yet"))),
@@ -555,6 +585,22 @@ fn attention(
         k: Attention::contiguous(k[1], k[2], k[3]),
         v: Attention::contiguous(k[1], k[2], k[3]),
         out: Attention::contiguous(q[1], q[2], q[3]),
+    })
+}
+
+/// The kernel of `experts` and its gradient; a rank that has fewer experts than a token passes has
+/// no more of its pairs.
+fn experts(attributes: &Attributes, function: &Function) -> Result<Experts, Refusal> {
+    let (x, up) = (sizes_of(function, "x")?, sizes_of(function, "w_up")?);
+    let top_k = attributes.get("top_k").map_or(1, |top_k| *top_k as usize);
+    Ok(Experts {
+        tokens: x[0] * x[1],
+        experts: up[0],
+        model: up[2],
+        inner: up[1],
+        top_k: top_k.clamp(1, up[0].max(1)),
+        accumulate: [false; 3],
+        dtype: function.ty(ir::ValueId(0)).dtype,
     })
 }
 

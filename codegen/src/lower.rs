@@ -19,7 +19,7 @@ use kernels::pitch::Pitch;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling, price};
 
-use crate::catalogue;
+use crate::catalogue::{self, has_kernel, is_in_catalogue, kernel_of_composite};
 use crate::chunk::Chunks;
 use crate::optimizer::Update;
 use crate::pool::pools;
@@ -220,7 +220,14 @@ impl<'a> Lower<'a> {
             return layouts.any(|(r, layout)| *r == result && matches!(layout, Layout::Partial(_)));
         }
         if let Op::Call { function } = &node.op {
-            return self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel);
+            let at = node.results.iter().position(|of| *of == result);
+            return match self.module.function(function).map(|callee| &callee.kind) {
+                Some(Kind::Kernel) => true,
+                Some(Kind::Composite { name, .. }) => {
+                    at.is_some_and(|at| catalogue::can_add(name, at))
+                }
+                Some(Kind::Layer) | None => false,
+            };
         }
         matches!(node.op, Op::Contract(_) | Op::ScaledContract { .. } | Op::ScatterAdd { .. })
     }
@@ -448,9 +455,13 @@ impl<'a> Lower<'a> {
                 Ok(())
             }
             Kind::Composite { name, attributes } => {
+                if is_in_catalogue(name) && !has_kernel(name, self.unsharded.target) {
+                    let why = format!("`{name}` has kernels on CPUs alone");
+                    return Err(Refusal::NoKernel(why));
+                }
                 let mut scalars = Scalars::default();
-                let kernel =
-                    catalogue::kernel_of_composite(name, attributes, function, &mut scalars)?;
+                let adds: Vec<bool> = node.results.iter().map(|r| self.adds[r.index()]).collect();
+                let kernel = kernel_of_composite(name, attributes, function, &adds, &mut scalars)?;
                 self.launch_node(node, kernel, scalars);
                 Ok(())
             }
