@@ -1,5 +1,5 @@
 //! The models of `tests/models`: a convolutional network, a recommender, an encoder–decoder, a
-//! mixture of experts.
+//! mixture of experts, and the same with experts that are a composite.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,8 @@ use crate::draws::Draws;
 use crate::operators::{assert_equal, compiled};
 
 /// The models, and how many tokens a sample of each has.
-const MODELS: [(&str, usize); 4] = [("resnet", 192), ("dlrm", 9), ("t5", 12), ("moe", 5)];
+const MODELS: [(&str, usize); 5] =
+    [("resnet", 192), ("dlrm", 9), ("t5", 12), ("moe", 5), ("routed", 5)];
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/models/{name}.graph"))

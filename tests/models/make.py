@@ -1,5 +1,7 @@
 """Writes resnet, dlrm, t5 and moe: tiny models that are no dense decoder-only transformers.
 
+Beside them lies `routed`: moe with the composite `experts`, which no exporter writes.
+
     python tests/models/make.py tests/models
 
 An image is its pixels as tokens, a row of a table its features, and a pair of sentences the one
