@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! cargo bench --bench limits               # all
-//! cargo bench --bench limits -- kernels    # or products, compile, or decode
+//! cargo bench --bench limits -- kernels    # or products, experts, compile, or decode
 //! ```
 //! * `kernels`: every product and fused kernel that a training step of gpt2 launches, alone.
 //!   Products as a share of the fastest of them, fused kernels as a share of what copying reaches
 //!   on the same memory. Shares above one are of what fits into a cache.
 //! * `products`: square products of bf16 in the forms of a layer, on one thread; beside those of
 //!   `python benches/torch_products.py`.
+//! * `experts`: a feed-forward layer of 8 experts, of which a token passes 2, against the kernels
+//!   that compute all of them.
 //! * `compile`: seconds from a description to programs, for gpt2 with 12 and with 48 layers.
 //! * `decode`: tokens a second, beside what reading every weight once would allow.
 //!
@@ -24,11 +26,14 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use codegen::function::compile_function;
 use gantline::generation::{Generator, Options};
+use ir::build::Builder;
 use ir::import::{Description, preset, read_config};
+use ir::inline::inline_composites;
 use ir::plan::Keep;
 use ir::program::Instruction;
-use ir::{DType, Mesh};
+use ir::{DType, Kind, Mesh, Module, TensorType};
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::{Copy, CopyLoop, Kernel, Offset, Product, price};
 use model::{Wanted, plan, prepared};
@@ -65,6 +70,9 @@ fn main() {
     if is_wanted("products") {
         square_products();
     }
+    if is_wanted("experts") {
+        experts(&cpu);
+    }
     if is_wanted("compile") {
         compile();
     }
@@ -86,8 +94,14 @@ fn copy(elements: usize) -> Kernel {
 
 /// The seconds of the fastest launch, with inputs of ones.
 fn seconds(cpu: &Cpu, kernel: &Kernel) -> f64 {
+    seconds_of(cpu, kernel, |_| {})
+}
+
+/// The same with inputs that are changed before, as numbers of F32.
+fn seconds_of(cpu: &Cpu, kernel: &Kernel, change: impl FnOnce(&mut [Vec<f32>])) -> f64 {
     let buffer = |argument: &kernels::arguments::Argument| vec![1.0f32; argument.bytes() / 4 + 1];
-    let inputs: Vec<Vec<f32>> = kernel.inputs().iter().map(buffer).collect();
+    let mut inputs: Vec<Vec<f32>> = kernel.inputs().iter().map(buffer).collect();
+    change(&mut inputs);
     let mut outputs: Vec<Vec<f32>> = kernel.outputs().iter().map(buffer).collect();
     let inputs: Vec<View<'_>> = inputs.iter().map(|b| View::of(b)).collect();
     let outputs: Vec<ViewMut<'_>> = outputs.iter_mut().map(|b| ViewMut::of(b)).collect();
@@ -166,6 +180,49 @@ fn square_products() {
 }
 
 /// gpt2 with another number of layers.
+/// Sizes of the experts that are measured: tokens, experts, model, inside, and those of a token.
+const EXPERTS: [usize; 5] = [512, 8, 512, 1024, 2];
+
+fn experts(cpu: &Cpu) {
+    let [tokens, experts, model, inner, top_k] = EXPERTS;
+    for (name, products) in [("experts", 3), ("experts_bwd", 8)] {
+        let mut module = Module::new("experts");
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let mut param =
+            |name: &str, dims: &[usize]| b.param(name, TensorType::of(DType::F32, dims));
+        let x = param("x", &[1, tokens, model]);
+        let gates = param("gates", &[1, tokens, experts]);
+        let [gate, up] = ["gate", "up"].map(|name| param(name, &[experts, inner, model]));
+        let mut operands = vec![x, gates, gate, up, param("down", &[experts, model, inner])];
+        operands.extend((products == 8).then(|| param("dy", &[1, tokens, model])));
+        let results = b.composite("y", name, &[("top_k", top_k as f64)], &operands);
+        b.finish(&results);
+        let routed = compile_function(&module, "f").expect("experts have kernels");
+        inline_composites(&mut module, |_| false);
+        let all = compile_function(&module, "f").expect("products have kernels");
+        let launches = all.routine.instructions.iter().filter_map(|of| match of {
+            Instruction::Launch { kernel, .. } => Some(&all.kernels[*kernel]),
+            Instruction::Collective { .. } => None,
+        });
+        let all: f64 = launches.map(|kernel| seconds(cpu, kernel)).sum();
+        // A token passes neighbours, and all experts have as many tokens.
+        let is_passed = |at: usize| (at % experts + at / experts) % experts < top_k;
+        let routed = seconds_of(cpu, &routed.kernels[0], |inputs| {
+            for at in (0..tokens * experts).filter(|at| !is_passed(*at)) {
+                inputs[1][at] = 0.0;
+            }
+        });
+        let flops = (2 * products * tokens * top_k * model * inner) as f64;
+        println!(
+            "{name}: {:.2} ms, {:.0} Gflop/s; all of them {:.2} ms, {:.2} times as long",
+            routed * 1e3,
+            flops / routed / 1e9,
+            all * 1e3,
+            all / routed
+        );
+    }
+}
+
 fn deep(layers: usize) -> Description {
     let config = format!(r#"{{"model_type": "gpt2", "n_layer": {layers}}}"#);
     read_config("config.json", &config, "gpt2").expect("a config")
