@@ -14,13 +14,13 @@ use std::sync::Arc;
 
 use ir::autodiff::gradient_name;
 use ir::program::{Instruction, Program, Routine};
-use ir::{Diagnostic, Module, Plan, Span};
+use ir::{Diagnostic, Module, Plan, Span, Target};
 use kernels::Kernel;
 
 use crate::calls::{Calls, not_calls};
 use crate::evaluation;
 use crate::executable::{BUFFERS_MAX, NotYet, check_executable};
-use crate::prepare::is_planned_whole;
+use crate::inlined::lacks_kernel;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 use crate::weights::weight_places;
@@ -147,12 +147,12 @@ impl<'m> Compiler<'m> {
         &mut self.layers
     }
 
-    /// Whether layers compute with experts that have no kernel of their own.
-    pub(crate) fn has_inlined_experts(&self) -> bool {
+    /// Whether layers compute with composites that have no kernel on a target.
+    pub(crate) fn lacks_kernel(&self, target: Option<Target>) -> bool {
         self.calls.functions().into_iter().any(|layer| {
             let gradient = gradient_name(layer);
             let function = self.module.function(&gradient).or(self.module.function(layer));
-            function.is_some_and(|function| is_planned_whole(self.module, function))
+            function.is_some_and(|function| lacks_kernel(self.module, function, target))
         })
     }
 

@@ -14,6 +14,7 @@ use crate::calls::{Call, Calls, Operand};
 use crate::chunk::Wide;
 use crate::compile::Compiled;
 use crate::executable::executed_target;
+use crate::inlined::inline_local;
 use crate::lower::KernelTable;
 use crate::partition::{Place, bindings, partition_for_output};
 use crate::refusal::Refusal;
@@ -226,7 +227,8 @@ impl<'a, 'c> Work<'a, 'c> {
             })
             .collect();
         let (shardings, place) = (&decisions.shardings, self.class.place);
-        let mut local = partition_for_output(module, function, shardings, place, &is_output)?;
+        let local = partition_for_output(module, function, shardings, place, &is_output)?;
+        let mut local = inline_local(local, place.target);
         local.function.name = format!("{}.{}", self.forward.name, call.function);
         let mut whole = function.clone();
         whole.bind(&bindings(place));

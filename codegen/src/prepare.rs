@@ -21,19 +21,6 @@ pub fn evaluation_name(entry: &str) -> String {
     format!("{entry}_eval")
 }
 
-/// Composites without kernels of which plans say how ranks share them: they stay calls until it is
-/// known what one rank computes of them.
-const PLANNED_WHOLE: [&str; 2] = ["experts", "experts_bwd"];
-
-/// Whether a function calls a composite without a kernel that stays a call until then.
-pub(crate) fn is_planned_whole(module: &Module, function: &Function) -> bool {
-    let callees = function.nodes.iter().filter_map(|node| module.function(node.callee()?));
-    callees.into_iter().any(|callee| match &callee.kind {
-        Kind::Composite { name, .. } => PLANNED_WHOLE.contains(&name.as_str()),
-        Kind::Layer | Kind::Kernel => false,
-    })
-}
-
 /// What an entry is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -141,8 +128,7 @@ pub fn prepare(
         quantise(&mut module, &precision)?;
         after("quantise", &module);
     }
-    let is_planned = |name: &str| purpose == Purpose::Training && PLANNED_WHOLE.contains(&name);
-    ir::inline::inline_composites(&mut module, |name| is_in_catalogue(name) || is_planned(name));
+    ir::inline::inline_composites(&mut module, is_in_catalogue);
     place_draws(&mut module)?;
     after("inline", &module);
     let simplified = simplify(&mut module, &rules(false));

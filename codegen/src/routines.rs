@@ -283,7 +283,8 @@ impl<'m> Layers<'m> {
             bound
         });
         let global = bound.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
-        let local = inline_local(partition_bound(bound, global, shardings, place, &[])?);
+        let local = partition_bound(bound, global, shardings, place, &[])?;
+        let local = inline_local(local, place.target);
         let bytes = postcard::to_stdvec(&local).expect("a function holds numbers and lists");
         let at = *self.locals_by_bytes.entry(bytes).or_insert_with(|| {
             self.locals.push(local);
