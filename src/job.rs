@@ -136,7 +136,7 @@ const DECISIONS: &str = "Decisions";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
 pub struct Limited {
-    /// Fix a decision: pp, dp, cp, tp, sp, mbs, vpp, zero, keep, recompute; on GPUs also ep,
+    /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute; on GPUs also
     /// schedule, shard, offload, placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
@@ -196,6 +196,7 @@ impl Limited {
             Decision::Dp,
             Decision::Cp,
             Decision::Tp,
+            Decision::Ep,
             Decision::Sp,
             Decision::Zero,
             Decision::Mbs,

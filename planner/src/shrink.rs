@@ -74,13 +74,14 @@ pub fn shrink(plan: &Plan, functions: &[&str]) -> Result<Shrunk, Diagnostic> {
 }
 
 /// The mesh in small, and the ranks over which ZeRO shards there: where these are some of those
-/// with copies, there are four of these.
+/// with copies, or some of these share experts, there are four.
 fn mesh(plan: &Plan) -> (Mesh, u32) {
     let two = |size: usize| size.min(2);
     let Mesh { pp, dp, cp, tp, order } = plan.mesh;
     let shard = plan.zero.shard as usize;
     let is_partial = shard > 1 && shard < dp * cp;
-    let copies = if is_partial && two(cp) == 1 { 4 } else { two(dp) };
+    let has_copies = plan.ep > 1 && plan.ep < dp * cp;
+    let copies = if (is_partial || has_copies) && two(cp) == 1 { 4 } else { two(dp) };
     let mesh = Mesh { pp: two(pp), dp: dp.min(copies), cp: two(cp), tp: two(tp), order };
     let shard = if is_partial { 2 } else { shard.min(mesh.dp * mesh.cp) };
     (mesh, if plan.zero.shard == 0 { 0 } else { shard as u32 })
@@ -152,6 +153,7 @@ fn traits(plan: &Plan) -> BTreeSet<Trait> {
     add(stage > 0 && copies > 1, format!("zero={stage}"));
     let is_partial = stage > 0 && shard > 1 && (shard as usize) < copies;
     add(is_partial, "shards over some ranks".to_owned());
+    add(plan.ep > 1 && plan.ep < copies, "copies of experts".to_owned());
     for (what, place) in Offload::places(&plan.offload) {
         add(place != Place::Device, format!("offload-{what}={}", place.name()));
     }

@@ -3,7 +3,9 @@
 use ir::import::{Description, read_config};
 use ir::plan::{Keep, Schedule, Zero};
 use ir::{DType, Mesh, Plan};
+use runtime::weights::Weights;
 
+use crate::cli::tiny;
 use crate::mesh::{Case, check_batch};
 
 /// Tokens of a sample.
@@ -14,7 +16,7 @@ fn mesh([pp, dp, tp]: [usize; 3]) -> Mesh {
 }
 
 /// Experts of which each token visits some.
-fn mixtral(experts: usize, visited: usize) -> Description {
+pub(crate) fn mixtral(experts: usize, visited: usize) -> Description {
     let config = format!(
         r#"{{"model_type": "mixtral", "vocab_size": 259, "max_position_embeddings": 64,
         "num_hidden_layers": 3, "hidden_size": 24, "intermediate_size": 20,
@@ -64,4 +66,47 @@ fn ranks_that_share_experts_drop_the_same_elements() {
     let model = mixtral(4, 2);
     let dropped = Case { dropout: 0.1, ..case(&model, 2, Keep::Full) };
     check_batch(dropped, &[mesh([1, 2, 1]), mesh([1, 4, 2])], &|_| {});
+}
+
+/// A mixture of experts trains on four ranks as on one, whoever has which expert, goes on under
+/// another plan, and is exported with one tensor for each expert.
+#[test]
+fn a_mixture_of_experts_is_trained_resumed_and_exported() {
+    let scratch = tiny("mixture");
+    let config = r#"{"model_type": "mixtral", "vocab_size": 256, "max_position_embeddings": 32,
+        "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}"#;
+    scratch.write("mix/config.json", config);
+    let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --lr 0.01";
+    let losses = |run: &str| -> Vec<f64> {
+        let lines = std::fs::read_to_string(scratch.0.join(run).join("metrics.jsonl"));
+        let lines = lines.expect("a run has metrics");
+        let numbers = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        numbers.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect()
+    };
+    let on = "--val-every 0 --save-every 4 --steps 4";
+    scratch.answer(&format!("train mix {flags} {on} --ranks 1 --out one"));
+    let one = losses("one");
+    for (run, mesh) in [("two", "ep=2"), ("four", "ep=4,zero=3"), ("mixed", "tp=2,ep=2")] {
+        scratch.answer(&format!("train mix {flags} {on} --ranks 4 --fix {mesh} --out {run}"));
+        let shared = losses(run);
+        assert_eq!(shared.len(), one.len());
+        let off = |(a, b): (&f64, &f64)| (a - b).abs() / b;
+        let worst = shared.iter().zip(&one).map(off).fold(0.0, f64::max);
+        assert!(worst < 1e-5, "{mesh}: {shared:?} and {one:?}");
+    }
+    // The checkpoint of ranks that share experts, on ranks that do not, and the other way round.
+    for (run, on) in [("four", "--ranks 2 --fix dp=2,ep=1"), ("one", "--ranks 2 --fix ep=2")] {
+        scratch.answer(&format!("train --calibration none --steps 6 {on} --resume {run}"));
+    }
+    let [a, b] = ["four", "one"].map(losses);
+    assert_eq!((a.len(), b.len()), (6, 6));
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4), "{a:?} and {b:?}");
+    scratch.answer("export four --to hf -o written");
+    let written = Weights::open(&scratch.0.join("written/model.safetensors")).expect("weights");
+    let name = "model.layers.1.block_sparse_moe.experts.3.w2.weight";
+    assert_eq!(written.get(name).expect("an expert's own").dims, [16, 24]);
+    scratch.answer("inspect written");
+    let verified = scratch.answer("verify mix --ranks 4 --seq 8");
+    assert!(verified.contains("ep=4") && verified.contains("ep=2"), "{verified}");
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use ir::plan::Optimizer;
 use ir::program::{
-    BufferId, Contents, Exchange, Instruction, Member, STATE_BLOCK, ShardRole, Step,
+    BufferId, Contents, Exchange, Group, Instruction, Member, STATE_BLOCK, ShardRole, Step,
 };
+use ir::sharding::Axis;
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
@@ -65,6 +66,31 @@ impl<'a> Rank<'a> {
                         world.findings.add_at(world.setup, "E2122", self.at(), text);
                     }
                 }
+            }
+        }
+    }
+
+    /// Gradients of experts are summed over none of the ranks that share these: each has those of
+    /// others.
+    pub(super) fn check_sharers(&self, world: &mut World<'_, 'a>, place: &Place, group: &Group) {
+        let own = match group {
+            Group::Copies(ranks) => Some(*ranks),
+            Group::Axis(Axis::Tp | Axis::Pp) | Group::Stages(_) => return,
+            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
+            | Group::Data
+            | Group::Shards(_)
+            | Group::World => None,
+        };
+        for (_, owner) in &place.parts {
+            let Owner::Buffer(at) = *owner else { continue };
+            let buffer = &self.program.buffers[at as usize];
+            let (Contents::Grad(weight) | Contents::Term { weight, .. }) = buffer.contents else {
+                continue;
+            };
+            let experts = self.program.weights[weight].experts;
+            if experts.is_some_and(|experts| own != Some(experts.ranks)) {
+                let text = format!("sums `{}` over ranks with other experts", buffer.name);
+                world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
         }
     }

@@ -197,7 +197,7 @@ fn steps_where(
 }
 
 /// Spreads sites over all places rather than over the first ones.
-fn pick<T: Copy>(places: &[T], site: usize) -> Option<T> {
+pub(super) fn pick<T: Copy>(places: &[T], site: usize) -> Option<T> {
     let stride = places.len().div_ceil(SITES_MAX).max(1);
     places.get(site * stride).copied()
 }
@@ -546,7 +546,7 @@ fn shrink_arena(c: &mut Compiled, site: usize) -> bool {
 }
 
 /// The instructions of all routines for which something holds, as (program, routine, instruction).
-fn instructions_where(
+pub(super) fn instructions_where(
     c: &Compiled,
     wanted: impl Fn(&Instruction) -> bool,
 ) -> Vec<(usize, usize, usize)> {

@@ -1,6 +1,7 @@
 //! Compiled programs pass the checker, their text reads back, and planted mistakes are found.
 
 mod constants;
+mod experts;
 mod mistakes;
 mod order;
 

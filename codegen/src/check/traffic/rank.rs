@@ -525,6 +525,7 @@ impl<'a> Rank<'a> {
                 world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
             self.check_holders(world, &from, group);
+            self.check_sharers(world, &from, group);
         }
         self.check_pieces(world, collective, &from);
         self.take_terms(&from);
