@@ -7,9 +7,12 @@
 use std::collections::BTreeMap;
 
 use crate::dim::{Bindings, Dim, product};
-use crate::module::Module;
+use crate::module::{Function, Kind, Module};
 use crate::op::{Einsum, Op};
 use crate::types::TensorType;
+
+/// Composites of routed experts.
+const EXPERTS: [&str; 2] = ["experts", "experts_bwd"];
 
 /// What an op or a function costs on one executor.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -123,7 +126,22 @@ pub fn function_cost_at(module: &Module, function: &str, bindings: &Bindings) ->
     for (callee, count) in calls {
         sum = sum.plus(&function_cost_at(module, callee, bindings).times(count));
     }
-    sum
+    routed(sum, function)
+}
+
+/// Of composites whose definition computes every expert for every token, the operations of those
+/// that a token visits. All of their nodes count experts.
+fn routed(cost: Cost, function: &Function) -> Cost {
+    let Kind::Composite { name, attributes } = &function.kind else { return cost };
+    let weight = function.find("w_gate").filter(|_| EXPERTS.contains(&name.as_str()));
+    let experts = weight.and_then(|weight| function.ty(weight).dims.first()?.as_constant());
+    let (Some(experts), Some(visited)) = (experts, attributes.get("top_k")) else { return cost };
+    let visited = Dim::from((*visited as usize).min(usize::try_from(experts).unwrap_or(0)));
+    let of_visited = |flops: &Dim| flops.divide(experts).map(|of_one| &of_one * &visited);
+    match (of_visited(&cost.flops), of_visited(&cost.product_flops)) {
+        (Some(flops), Some(product_flops)) => Cost { flops, product_flops, ..cost },
+        _ => cost,
+    }
 }
 
 fn bytes(types: &[&TensorType]) -> Dim {
@@ -160,6 +178,8 @@ fn conv(operands: &[&TensorType], results: &[&TensorType]) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
+    use crate::library::instantiate;
     use crate::text::parse_module;
 
     #[test]
@@ -189,5 +209,19 @@ mod tests {
         assert_eq!(model.bytes_written.to_string(), "128*B+4");
         let bound = model.bind(&Bindings::from([("B".to_owned(), 2)]));
         assert_eq!(bound.product_flops, Dim::from(512));
+    }
+
+    /// Three products of each expert that a token visits, of eight.
+    #[test]
+    fn experts_that_no_token_visits_cost_nothing() {
+        let ty = |dims: &[usize]| TensorType::of(DType::F32, dims);
+        let (x, gates) = (ty(&[2, 3, 5]), ty(&[2, 3, 8]));
+        let (wide, down) = (ty(&[8, 7, 5]), ty(&[8, 5, 7]));
+        let operands = [x, gates, wide.clone(), wide, down];
+        let attributes = [("top_k".to_owned(), 2.0)].into();
+        let experts = instantiate("experts", &attributes, &operands, "experts").unwrap();
+        let module = Module { name: "m".into(), functions: vec![experts] };
+        let cost = function_cost(&module, "experts");
+        assert_eq!(cost.product_flops, Dim::from(2 * 3 * (2 * 3) * 2 * 5 * 7));
     }
 }

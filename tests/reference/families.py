@@ -125,6 +125,16 @@ def case_list():
         ),
     )
     family(
+        "qwen3_moe",
+        {**llama, **rope(), "moe_intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2},
+        plain=dict(head_dim=4),
+        normed=dict(norm_topk_prob=True, num_experts=5, num_experts_per_tok=3, head_dim=6),
+        windows=dict(
+            use_sliding_window=True, sliding_window=4, num_attention_heads=3, hidden_size=18,
+            head_dim=6, attention_bias=True, tie_word_embeddings=True, num_hidden_layers=1,
+        ),
+    )
+    family(
         "mistral", {**llama, **rope(), "head_dim": None},
         window=dict(sliding_window=5),
         full=dict(sliding_window=None, head_dim=4, tie_word_embeddings=True),

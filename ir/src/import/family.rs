@@ -10,7 +10,7 @@ mod body;
 mod config;
 mod expr;
 mod rotary;
-mod route;
+mod routing;
 mod text;
 mod weights;
 
@@ -30,13 +30,14 @@ pub(crate) use config::read_family;
 pub(crate) use expr::Expr;
 pub(crate) use weights::Weights;
 
-const TEXTS: [(&str, &str); 25] = [
+const TEXTS: [(&str, &str); 26] = [
     ("gpt2.family", include_str!("../families/gpt2.family")),
     ("llama.family", include_str!("../families/llama.family")),
     ("qwen2.family", include_str!("../families/qwen2.family")),
     ("qwen3.family", include_str!("../families/qwen3.family")),
     ("mistral.family", include_str!("../families/mistral.family")),
     ("mixtral.family", include_str!("../families/mixtral.family")),
+    ("qwen3_moe.family", include_str!("../families/qwen3_moe.family")),
     ("ministral.family", include_str!("../families/ministral.family")),
     ("granite.family", include_str!("../families/granite.family")),
     ("smollm3.family", include_str!("../families/smollm3.family")),

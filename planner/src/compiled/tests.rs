@@ -15,7 +15,19 @@ fn module_of(layers: usize, seq: usize) -> Module {
             "n_layer": {layers}, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0,
             "attn_pdrop": 0}}"#
     );
-    let description = read_config("config.json", &config, "small").unwrap();
+    described(&config, seq)
+}
+
+/// Six experts in each of two layers.
+fn routed() -> Module {
+    let config = r#"{"model_type": "mixtral", "vocab_size": 259, "max_position_embeddings": 64,
+        "num_hidden_layers": 2, "hidden_size": 24, "intermediate_size": 36,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 6}"#;
+    described(config, 33)
+}
+
+fn described(config: &str, seq: usize) -> Module {
+    let description = read_config("config.json", config, "small").unwrap();
     let options = Options { seq, dtype: DType::F32, dropout: None, documents: false };
     prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
 }
@@ -198,6 +210,21 @@ mod slow {
                 }
                 Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
             }
+        }
+    }
+
+    /// Ranks share experts in every number that divides these, and the answer is the best of all.
+    #[test]
+    fn ranks_share_experts() {
+        let module = routed();
+        for (ranks, memory) in [(2, 1 << 30), (4, 1 << 30), (4, 6 << 20)] {
+            let cluster = cluster(memory);
+            let job = job(&module, &cluster, ranks);
+            let (all, least) = tried(&job);
+            let shares = |ep: usize| all.iter().any(|candidate| candidate.ep == ep);
+            assert!(shares(1) && shares(2) && !shares(4), "4 ranks do not divide 6 experts");
+            let found = search(&job).map(|found| found.best.time.seconds);
+            assert_eq!(found.unwrap_or(f64::INFINITY), least, "on {ranks} ranks");
         }
     }
 

@@ -12,7 +12,7 @@
 //! | `dropout p=… %x` | dropout, or nothing where p is 0 |
 //! | `stack N w` | the weights `w0`, `w1`, … below each other |
 //! | `same %x` | `x` under another name |
-//! | `route COUNT %shares` | the gates of experts: the largest shares of a token, of their sum |
+//! | `largest COUNT %x` | the largest elements along the last dim, and zeros for all others |
 //! | `constant_like VALUE %x` | a number in the dims of `x` |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 
 use super::expr::{Expr, Scope, Value};
 use super::rotary::{Angles, Ramp, Rotary};
-use super::route::route;
+use super::routing::largest;
 use super::{Code, Family, FamilyModel, FieldKind, Line};
 use crate::DType;
 use crate::build::Builder;
@@ -321,9 +321,9 @@ impl Making<'_> {
             "positions" => positions(b, call.operands[0]),
             "same" => call.operands[0],
             "stack" => self.stack(b, call),
-            "route" => {
+            "largest" => {
                 let count = self.body.number(call.bare[0]) as usize;
-                route(b, call.result, count, call.operands[0])
+                largest(b, call.result, count, call.operands[0])
             }
             "constant_like" => {
                 b.constant_like(call.result, self.body.number(call.bare[0]), call.operands[0])

@@ -178,7 +178,8 @@ impl Reading<'_, '_> {
         self.known.push(key);
         let Some(given) = self.fields.value(key).cloned() else { return };
         let agrees = match wanted {
-            Value::None => given.is_null(),
+            // A list without entries is none.
+            Value::None => given.is_null() || given.as_array().is_some_and(Vec::is_empty),
             // A flag that is null is false.
             Value::Flag(flag) => given == Json::Bool(*flag) || given.is_null() && !flag,
             Value::Number(number) => given.as_f64() == Some(*number),
