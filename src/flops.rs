@@ -4,7 +4,7 @@
 //! half of its square, since the other half is masked, and with a window `W` of `N` keys the share
 //! `W (2 N - W) / 2 N²`. The backward pass takes twice the forward.
 
-use ir::cost::cost;
+use ir::cost::{cost, share_visited};
 use ir::dim::Bindings;
 use ir::{Dim, Function, Kind, Module, TensorType};
 
@@ -32,6 +32,8 @@ fn doubled_flops(module: &Module, name: &str) -> Dim {
         };
         sum = &sum + &flops;
     }
+    let [visited, experts] = share_visited(function);
+    let sum = sum.divide(experts).map_or(sum, |of_one| &of_one * &Dim::constant(visited));
     let [seen, of] = share_seen(function);
     // Where queries are no whole number of such parts, the triangle alone is counted.
     let part = sum.divide(of).map(|part| &part * &Dim::constant(seen));

@@ -487,9 +487,9 @@ impl<'a> Retyper<'a> {
         self.push(node, op, &operands);
     }
 
-    /// In the type of sums; orders and places as they are.
+    /// In the type of sums, orders and places too, whose kernels compare no narrow numbers.
     fn reduction(&mut self, node: &Node) {
-        let operands = match self.is_float(node.result()) {
+        let operands = match node.operands.iter().all(|operand| self.is_float(*operand)) {
             true => self.all_as(&node.operands, self.sum),
             false => self.as_made(&node.operands),
         };

@@ -129,18 +129,28 @@ pub fn function_cost_at(module: &Module, function: &str, bindings: &Bindings) ->
     routed(sum, function)
 }
 
-/// Of composites whose definition computes every expert for every token, the operations of those
-/// that a token visits. All of their nodes count experts.
 fn routed(cost: Cost, function: &Function) -> Cost {
-    let Kind::Composite { name, attributes } = &function.kind else { return cost };
-    let weight = function.find("w_gate").filter(|_| EXPERTS.contains(&name.as_str()));
-    let experts = weight.and_then(|weight| function.ty(weight).dims.first()?.as_constant());
-    let (Some(experts), Some(visited)) = (experts, attributes.get("top_k")) else { return cost };
-    let visited = Dim::from((*visited as usize).min(usize::try_from(experts).unwrap_or(0)));
-    let of_visited = |flops: &Dim| flops.divide(experts).map(|of_one| &of_one * &visited);
+    let [visited, experts] = share_visited(function);
+    let of_visited = |flops: &Dim| {
+        let of_one = flops.divide(experts)?;
+        Some(&of_one * &Dim::constant(visited))
+    };
     match (of_visited(&cost.flops), of_visited(&cost.product_flops)) {
         (Some(flops), Some(product_flops)) => Cost { flops, product_flops, ..cost },
         _ => cost,
+    }
+}
+
+/// The share of experts that a token visits, as a fraction: the definition of these composites
+/// computes every expert for every token, in all of its nodes. 1 for all other functions.
+pub fn share_visited(function: &Function) -> [i64; 2] {
+    let all = [1, 1];
+    let Kind::Composite { name, attributes } = &function.kind else { return all };
+    let weight = function.find("w_gate").filter(|_| EXPERTS.contains(&name.as_str()));
+    let experts = weight.and_then(|weight| function.ty(weight).dims.first()?.as_constant());
+    match (experts, attributes.get("top_k")) {
+        (Some(experts), Some(visited)) if experts > 0 => [(*visited as i64).min(experts), experts],
+        _ => all,
     }
 }
 

@@ -99,7 +99,9 @@ impl<'a> Rank<'a> {
     /// them before those are added that all of these have.
     fn check_norm_of_experts(&self, world: &mut World<'_, 'a>, norm: &Place, inputs: &[Place]) {
         let program = self.program;
-        if is_split(program) || !program.weights.iter().any(|w| w.experts.is_some()) {
+        let mut weights = program.weights.iter().enumerate();
+        let has_trained = weights.any(|(at, w)| w.experts.is_some() && program.trains(at));
+        if is_split(program) || !has_trained {
             return;
         }
         let is_summed = self.sums_of(norm, &(0..norm.range.end - norm.range.start));
