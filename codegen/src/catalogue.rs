@@ -588,17 +588,18 @@ fn attention(
     })
 }
 
-/// The kernel of `experts` and its gradient; a rank that has fewer experts than a token passes has
-/// no more of its pairs.
+/// The kernel of `experts` and its gradient.
 fn experts(attributes: &Attributes, function: &Function) -> Result<Experts, Refusal> {
     let (x, up) = (sizes_of(function, "x")?, sizes_of(function, "w_up")?);
-    let top_k = attributes.get("top_k").map_or(1, |top_k| *top_k as usize);
+    let number = |name: &str| attributes.get(name).map_or(0, |number| *number as usize);
+    let of = number("of").max(up[0]);
     Ok(Experts {
         tokens: x[0] * x[1],
         experts: up[0],
         model: up[2],
         inner: up[1],
-        top_k: top_k.clamp(1, up[0].max(1)),
+        top_k: number("top_k").clamp(1, of.max(1)),
+        of,
         accumulate: [false; 3],
         dtype: function.ty(ir::ValueId(0)).dtype,
     })

@@ -579,10 +579,14 @@ impl Partition<'_> {
             if matches!(axis, DP | EP) {
                 // Programs do not tell data-parallel ranks apart: the sample of a draw counts from
                 // the key, which the runtime sets for each rank.
-                let sample = |offset: &Offset| *offset == Offset::RandomStart(0);
-                if self.place.sizes[axis] > 1 && !factor.offsets.iter().all(sample) {
+                let is_whole = |offset: &Offset| matches!(offset, Offset::Whole { .. });
+                let is_known =
+                    |offset: &Offset| is_whole(offset) || *offset == Offset::RandomStart(0);
+                if self.place.sizes[axis] > 1 && !factor.offsets.iter().all(is_known) {
                     return Err(format!("`%{name}` counts along the batch"));
                 }
+                let wholes = factor.offsets_at(0, self.units(node, factor)?);
+                offsets.extend(wholes.filter(|(offset, _)| is_whole(offset)));
                 continue;
             }
             let units = self.units(node, factor)?;

@@ -614,8 +614,11 @@ pub struct Experts {
     pub model: usize,
     /// F.
     pub inner: usize,
-    /// Pairs that a token is expected to have: what work is counted by.
+    /// Pairs that a token is expected to have with these and the experts of other ranks: what work
+    /// is counted by.
     pub top_k: usize,
+    /// E of all of these ranks together.
+    pub of: usize,
     /// Of a gradient, whether `dw_gate`, `dw_up` and `dw_down` are added to what they hold.
     #[serde(default)]
     pub accumulate: [bool; 3],
@@ -624,6 +627,12 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Pairs that are expected, of tokens that pass all experts alike.
+    pub fn pairs(&self) -> usize {
+        let all = self.tokens as u128 * self.top_k as u128 * self.experts as u128;
+        usize::try_from(all.div_ceil(self.of.max(1) as u128)).unwrap_or(usize::MAX)
+    }
+
     /// Elements of the weights of one kind, of all experts.
     pub fn weights(&self) -> usize {
         self.experts * self.inner * self.model
@@ -889,8 +898,8 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
 }
 
 fn display_experts(f: &mut fmt::Formatter<'_>, name: &str, e: &Experts) -> fmt::Result {
-    let Experts { tokens, experts, model, inner, top_k, dtype, .. } = e;
-    write!(f, "{name} {top_k} of {experts} t{tokens} m{model} f{inner} {dtype}")?;
+    let Experts { tokens, experts, model, inner, top_k, of, dtype, .. } = e;
+    write!(f, "{name} {top_k} of {of} e{experts} t{tokens} m{model} f{inner} {dtype}")?;
     f.write_str(if e.accumulate.contains(&true) { " accumulating" } else { "" })
 }
 

@@ -322,13 +322,12 @@ fn attention_bwd_bytes(a: &Attention) -> Bytes {
 }
 
 fn experts_flops(e: &Experts, products: u64) -> Flops {
-    let pairs = (e.tokens * e.top_k.min(e.experts)) as u64;
-    Flops(2 * products * pairs * (e.model * e.inner) as u64)
+    Flops(2 * products * e.pairs() as u64 * (e.model * e.inner) as u64)
 }
 
 /// Of weights that are read, and of so many tensors of tokens and of gates.
 fn experts_bytes(e: &Experts, tokens: u64, gates: u64) -> Bytes {
-    let read = e.experts.min(e.tokens.saturating_mul(e.top_k));
+    let read = e.experts.min(e.pairs());
     let weights = 3 * (read * e.inner * e.model) as u64;
     let rows = tokens * (e.tokens * e.model) as u64 + gates * (e.tokens * e.experts) as u64;
     Bytes((weights + rows) * e.dtype.size())
@@ -488,7 +487,8 @@ mod tests {
     fn experts_are_priced_by_the_pairs_that_are_expected() {
         let (tokens, experts, model, inner, top_k) = (10, 8, 3, 5, 2);
         let (accumulate, dtype) = ([false; 3], DType::BF16);
-        let e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+        let of = experts;
+        let e = Experts { tokens, experts, model, inner, top_k, of, accumulate, dtype };
         let forward = Kernel::Experts(e.clone());
         assert_eq!(flops(&forward), Flops(2 * 3 * 20 * 15));
         assert_eq!(bytes(&forward), Bytes(2 * (3 * 8 * 15 + 2 * 30 + 80)));

@@ -474,10 +474,12 @@ fn scores(sizes: [usize; 4]) -> Verdict {
 
 fn experts(e: &Experts, backward: bool) -> Verdict {
     rounds(e.dtype)?;
-    let Experts { tokens, experts, model, inner, top_k, accumulate, .. } = *e;
+    let Experts { tokens, experts, model, inner, top_k, of, accumulate, .. } = *e;
     require(backward || accumulate == [false; 3], "it adds to gradients that it does not have")?;
     require(u32::try_from(tokens).is_ok(), "it has too many tokens")?;
-    require((1..=experts.max(1)).contains(&top_k), "a token passes more experts than there are")?;
+    require(experts <= of.max(1), "it has more experts than all ranks")?;
+    require((1..=of.max(1)).contains(&top_k), "a token passes more experts than there are")?;
+    require(of <= 1 << 20, "it has too many experts")?;
     for sizes in [[tokens, experts, 1], [experts, inner, model]] {
         nest(&sizes.map(|size| (size, 0)), 0)?;
     }
@@ -670,7 +672,8 @@ mod tests {
         let experts = |change: fn(&mut Experts)| {
             let (tokens, experts, model, inner, top_k) = (6, 4, 5, 7, 2);
             let (accumulate, dtype) = ([false; 3], DType::F32);
-            let mut e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+            let of = experts;
+            let mut e = Experts { tokens, experts, model, inner, top_k, of, accumulate, dtype };
             change(&mut e);
             [Kernel::Experts(e.clone()), Kernel::ExpertsBwd(e)]
                 .map(|kernel| verify(&kernel).is_ok())

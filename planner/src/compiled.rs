@@ -238,7 +238,7 @@ impl Attempt<'_> {
         all: &[(Candidate, Bound)],
         line: &Line,
     ) -> Result<(), Diagnostic> {
-        let kind = |c: &Candidate| (c.mesh, c.sequence);
+        let kind = |c: &Candidate| (c.mesh, c.ep, c.sequence);
         let mut seen: BTreeSet<_> = self.evaluated.iter().map(|s| kind(&s.candidate)).collect();
         // What more memory would buy.
         let faster = |bound: &Bound| bound.need > bound.have && bound.seconds < self.best_s();

@@ -66,6 +66,7 @@ fn random_experts(random: &mut Random, dtype: DType) -> Experts {
         model: random.pick(&[1, 3, 16, 40, 97, 200]),
         inner: random.pick(&[1, 7, 33, 96, 100, 210]),
         top_k: 1 + random.below(experts),
+        of: experts,
         accumulate: [false; 3],
         dtype,
     }
@@ -203,7 +204,7 @@ fn experts_without_tokens_are_not_read() {
         let mut random = Random::new(900 + case as u64);
         let (experts, accumulate, top_k) = (4, [false; 3], 1);
         let (tokens, model, inner) = (37, 40, 70);
-        let e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+        let e = Experts { tokens, experts, model, inner, top_k, of: experts, accumulate, dtype };
         let mut operands = operands(&mut random, &e, Routing::One(2));
         let (y, gradients) = reference(&e, &operands);
         for buffer in &mut operands[2..5] {
@@ -230,7 +231,13 @@ fn experts_without_tokens_are_not_read() {
 fn a_gate_that_is_no_number_is_a_pair() {
     for (case, dtype) in TYPES.into_iter().enumerate() {
         let mut random = Random::new(950 + case as u64);
-        let e = Experts { tokens: 9, experts: 3, top_k: 1, ..random_experts(&mut random, dtype) };
+        let e = Experts {
+            tokens: 9,
+            experts: 3,
+            of: 3,
+            top_k: 1,
+            ..random_experts(&mut random, dtype)
+        };
         let mut operands = operands(&mut random, &e, Routing::TopK(1));
         let mut gates = operands[1].numbers();
         gates[4 * e.experts + 1] = f64::NAN;
@@ -289,7 +296,16 @@ fn tokens_may_be_cut() {
 /// Two experts that all tokens pass, so wide that there are several passes.
 fn of_passes(random: &mut Random, inner: usize, dtype: DType) -> (Experts, Vec<Buffer>) {
     let (tokens, experts, model, top_k) = (600, 2, 3, 1);
-    let e = Experts { tokens, experts, model, inner, top_k, accumulate: [false; 3], dtype };
+    let e = Experts {
+        tokens,
+        experts,
+        model,
+        inner,
+        top_k,
+        of: experts,
+        accumulate: [false; 3],
+        dtype,
+    };
     let operands = operands(random, &e, Routing::All);
     (e, operands)
 }
@@ -345,7 +361,7 @@ fn the_gradient_is_that_of_finite_differences() {
         let sizes = [0; 4].map(|_| 1 + random.below(5));
         let [tokens, experts, model, inner] = sizes;
         let (top_k, accumulate, dtype) = (1, [false; 3], DType::F64);
-        let e = Experts { tokens, experts, model, inner, top_k, accumulate, dtype };
+        let e = Experts { tokens, experts, model, inner, top_k, of: experts, accumulate, dtype };
         let operands = operands(&mut random, &e, Routing::TopK(experts.div_ceil(2)));
         let [(forward, old), (backward, old_gradients)] = kernels(&mut random, &e);
         let cpu = Cpu::new(1);
@@ -384,6 +400,7 @@ fn nothing_is_computed_of_nothing() {
         model: 4,
         inner: 5,
         top_k: 1,
+        of: 2,
         accumulate: [false, true, false],
         dtype: DType::F32,
     };

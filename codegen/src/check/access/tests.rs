@@ -263,7 +263,7 @@ fn window(r: &mut Draws) -> Window {
 fn experts(r: &mut Draws) -> Experts {
     let [tokens, experts, model, inner] = [0; 4].map(|_| r.size());
     let accumulate = [0; 3].map(|_| r.below(2) == 0);
-    Experts { tokens, experts, model, inner, top_k: 1, accumulate, dtype: DType::F32 }
+    Experts { tokens, experts, model, inner, top_k: 1, of: experts, accumulate, dtype: DType::F32 }
 }
 
 /// A kernel of each kind.
