@@ -179,8 +179,13 @@ impl<'a> Prices<'a> {
             }
             Kernel::Attention(a) => (self.attention_rate(a, flops, false), true),
             Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),
-            Kernel::Experts(e) => (self.product_rate(e.dtype, flops / 3.0), true),
-            Kernel::ExpertsBwd(e) => (self.product_rate(e.dtype, flops / 8.0), true),
+            // Products of the rows of each expert.
+            Kernel::Experts(e) => {
+                (self.product_rate(e.dtype, flops / (3 * e.experts.max(1)) as f64), true)
+            }
+            Kernel::ExpertsBwd(e) => {
+                (self.product_rate(e.dtype, flops / (8 * e.experts.max(1)) as f64), true)
+            }
             Kernel::Rows(r) => (self.elementwise_rate(r.dtype), false),
             Kernel::Rope(r) => (self.elementwise_rate(r.dtype), false),
             Kernel::Gather(g) | Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
