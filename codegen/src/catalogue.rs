@@ -489,7 +489,7 @@ fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Resu
 }
 
 /// The kernel of a composite of the catalogue; `adds` asks it to add results, by number, to what
-/// their outputs hold, where it [can](can_add).
+/// their outputs hold, where it can.
 ///
 /// # Errors
 /// A sentence that names the composite, when there is no kernel for it.
