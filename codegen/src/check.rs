@@ -91,8 +91,8 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     findings.found
 }
 
-/// The ranks of a stage have each element of its weights, and as many copies of it as the plan has
-/// ranks along `dp` and `cp`, or of these every ep-th.
+/// The ranks of a stage together have each element of its weights, and share experts as the plan
+/// says.
 fn check_weights(programs: &[Program], plan: &Plan, findings: &mut Findings) {
     let mut held: BTreeMap<(usize, &str), BTreeSet<Vec<(usize, usize)>>> = BTreeMap::new();
     let all =

@@ -614,8 +614,8 @@ fn set_accumulate(output: &mut Output, add: bool) {
     }
 }
 
-/// The ranks of an exchange along an axis: those that share experts are neighbours along `dp`, as
-/// many as it has pieces.
+/// The ranks of an exchange along an axis. An expert-parallel group is a shard group: it has a
+/// member for each piece.
 fn group(axis: &str, exchange: &Exchange) -> Group {
     match exchange {
         Exchange::AllGather { counts, .. } | Exchange::ReduceScatter { counts, .. }

@@ -237,7 +237,7 @@ impl WeightShard {
 }
 
 /// The cut of a weight over ranks that share experts: neighbours among those along `dp` and `cp`,
-/// each with as many.
+/// with equal pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Experts {
     /// The dim that counts experts.
@@ -300,7 +300,7 @@ pub enum Exchange {
     },
     /// Every member gets its piece of what each one has, in the order of members.
     AllToAll {
-        /// The members: each has as many pieces, of equal length, one after the other.
+        /// The members. A member's elements are one piece for each, of equal length.
         pieces: usize,
     },
 }

@@ -58,7 +58,7 @@ pub fn flops(kernel: &Kernel) -> Flops {
 /// Compulsory traffic: every distinct element read or written once, whatever caches do.
 ///
 /// An accumulated output is read and written. Attention's scores and other scratch do not count.
-/// A gathered row is read once per id. Of experts all are read, or as many as there are pairs.
+/// A gathered row is read once per id, an expert once, where there are pairs for all.
 pub fn bytes(kernel: &Kernel) -> Bytes {
     match kernel {
         Kernel::Product(p) => product_bytes(p),
@@ -325,7 +325,7 @@ fn experts_flops(e: &Experts, products: u64) -> Flops {
     Flops(2 * products * e.pairs() as u64 * (e.model * e.inner) as u64)
 }
 
-/// Of weights that are read, and of so many tensors of tokens and of gates.
+/// Bytes of weights that are read, of `tokens` tensors `[T, M]` and of `gates` tensors `[T, E]`.
 fn experts_bytes(e: &Experts, tokens: u64, gates: u64) -> Bytes {
     let read = e.experts.min(e.pairs());
     let weights = 3 * (read * e.inner * e.model) as u64;

@@ -680,7 +680,9 @@ mod tests {
         };
         assert_eq!(experts(|_| {}), [true; 2]);
         assert_eq!(experts(|e| e.accumulate[1] = true), [false, true]);
-        let impossible: [fn(&mut Experts); 7] = [
+        let impossible: [fn(&mut Experts); 9] = [
+            |e| e.of = 3,
+            |e| e.of = 1 << 21,
             |e| e.top_k = 0,
             |e| e.top_k = 5,
             |e| e.tokens = 1 << 33,

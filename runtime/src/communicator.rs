@@ -262,7 +262,7 @@ pub trait Communicator: Send {
 
     /// Gives every member its piece of what this one has, and gets the own piece of all.
     ///
-    /// **Shapes.** `send` and `receive`: `[group, piece]`, as long as each other.
+    /// **Shapes.** `send` and `receive`: `[group, piece]`.
     fn all_to_all(
         &self,
         group: &Group,

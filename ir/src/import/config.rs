@@ -27,8 +27,7 @@ const UNSUPPORTED: [(&str, &str); 15] = [
     ("deepseek_v2", "deepseek_v3"),
     ("glm4", "gemma2"),
     ("nemotron", "starcoder2"),
-    ("qwen2_moe", "mixtral"),
-    ("qwen3_moe", "mixtral"),
+    ("qwen2_moe", "qwen3_moe"),
     ("roberta", "bert"),
     ("vit", "bert"),
 ];

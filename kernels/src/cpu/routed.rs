@@ -1,8 +1,8 @@
 //! What a routed feed-forward layer and its gradient share: who passes which expert, passes over
 //! these pairs, and products of their rows.
 //!
-//! Pairs of a token and an expert are ordered by expert and then by token. A pass is as many of
-//! them as scratch has rows for: rows of tokens are gathered, so that those of one expert are a
+//! Pairs of a token and an expert are ordered by expert and then by token. A pass fills the rows of
+//! scratch with the next pairs: rows of tokens are gathered, so that those of one expert are a
 //! matrix, multiplied in tiles, and the results of all experts added to the rows of tokens by
 //! tasks that own tokens. No task of a pass waits for another, and an expert that has most of the
 //! tokens has most of the tiles.
@@ -18,8 +18,8 @@ use super::view::{Shared, View, ViewMut};
 use crate::arguments::Argument;
 use crate::kernel::{Experts, Product};
 
-/// A pass ends within an expert only after a multiple of so many of its rows: whole blocks of `k`
-/// of the gradients of weights, whose bits then do not depend on where passes end.
+/// The granularity of passes: one that ends within an expert has a multiple of this of its rows,
+/// whole blocks of `k` of the gradients of weights, whose bits then do not depend on where it ends.
 const ROWS: usize = Product::K_BLOCK;
 /// Bytes of the rows of a pass. Chosen: experts of a few hundred rows each are packed once, and
 /// beside activations it is little.
@@ -82,7 +82,7 @@ impl Matrix {
         Operand::new(self.start.get(), self.format).moved::<S>(row * self.row + column)
     }
 
-    /// The same of a matrix of numbers of `S`.
+    /// As [`Matrix::at`], where elements are numbers of `S`.
     pub(super) fn numbers<S>(self, place: [usize; 2]) -> *mut S {
         debug_assert!(self.format == Format::Own, "it holds what is computed with");
         self.at::<S>(place).start::<S>().cast_mut()
@@ -98,7 +98,7 @@ pub(super) fn rows_bytes<S>(rows: usize, row: usize, format: Format) -> usize {
     lines_of::<u8>(rows * row * format.bytes::<S>())
 }
 
-/// Rows of a pass, of which each takes so many bytes.
+/// Rows of a pass; each takes `row_bytes`.
 pub(super) fn pass_rows(e: &Experts, row_bytes: usize) -> usize {
     (PASS_BYTES / row_bytes.max(1)).max(ROWS).min(e.tokens * e.experts)
 }
@@ -123,7 +123,7 @@ pub(super) struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    /// Passes of so many rows over all pairs of experts that have so many.
+    /// Passes of at most `rows` rows; `counts` are the pairs of each expert.
     pub(super) fn new(counts: &'a [usize], rows: usize) -> Passes<'a> {
         Passes { counts, rows, expert: 0, done: 0 }
     }
@@ -261,7 +261,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Products of so many rows each, and of so many columns all of them.
+    /// Tiles of `[rows, columns]` results, one for each of `rows`.
     pub(super) fn new(
         rows: impl Iterator<Item = usize> + Clone,
         columns: usize,
@@ -318,7 +318,7 @@ impl<'a> Multiplier<'a> {
         if self.by.is_some() { Format::BF16 } else { Format::Own }
     }
 
-    /// Cycles of so many products of each pair of some runs.
+    /// Cycles of `products` products for each pair of `runs`.
     pub(super) fn cycles(self, e: &Experts, runs: &[Run], products: usize) -> u64 {
         let per_cycle = match self.by {
             Some(Pairs::Tiles) => 512,
@@ -450,6 +450,6 @@ impl<S: Scalar> Job<S> for AddUp<'_, S> {
 
 /// Zeroes what outputs of a launch hold.
 pub(super) fn clear(view: &ViewMut, argument: &Argument) {
-    // SAFETY: outputs were checked to hold as many bytes, and are this launch's.
+    // SAFETY: outputs were checked to hold the bytes of their arguments, and are this launch's.
     unsafe { view.start::<u8>().write_bytes(0, argument.bytes()) };
 }

@@ -23,7 +23,7 @@ fn tolerance(dtype: DType) -> f64 {
 /// Which gates are not 0.
 #[derive(Clone, Copy, Debug)]
 enum Routing {
-    /// So many of each token.
+    /// This many experts of each token.
     TopK(usize),
     /// Those of one expert.
     One(usize),

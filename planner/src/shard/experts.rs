@@ -24,7 +24,7 @@ pub(super) fn expert_dims(function: &Function, module: &Module) -> Vec<Option<us
     together.dims(function)
 }
 
-/// The weights of an entry that experts compute with, each with the number of experts.
+/// The weights of routed experts of an entry, by name, and their numbers of experts.
 pub fn experts_of(module: &Module, layers: &[Layer]) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     for layer in layers {

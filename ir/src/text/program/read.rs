@@ -533,34 +533,27 @@ impl<'t> Line<'t> {
         let dtype = self.dtype()?;
         let exchanged = if self.eat("as") { self.dtype()? } else { dtype };
         let (elements, input) = (self.number()?, self.value()?);
-        if let Some(combiner) = combiner {
-            let output = if self.eat("->") { self.value()? } else { input };
-            let exchange = Exchange::AllReduce(combiner);
-            return Ok(Instruction::Collective {
-                exchange,
-                group,
-                dtype,
-                exchanged,
-                elements,
-                input,
-                output,
-            });
-        }
-        self.word("->")?;
-        let output = self.value()?;
-        if keyword == "all-to-all" {
-            self.word("pieces")?;
-            let exchange = Exchange::AllToAll { pieces: self.number()? };
-            return Ok(Instruction::Collective {
-                exchange,
-                group,
-                dtype,
-                exchanged,
-                elements,
-                input,
-                output,
-            });
-        }
+        // An all-reduce is in place.
+        let output = match combiner.is_some() && self.peek() != Some("->") {
+            true => input,
+            false => {
+                self.word("->")?;
+                self.value()?
+            }
+        };
+        let exchange = match combiner {
+            Some(combiner) => Exchange::AllReduce(combiner),
+            None if keyword == "all-to-all" => {
+                self.word("pieces")?;
+                Exchange::AllToAll { pieces: self.number()? }
+            }
+            None => self.pieces(keyword == "all-gather")?,
+        };
+        Ok(Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output })
+    }
+
+    /// The pieces of a gather or a scatter.
+    fn pieces(&mut self, gathers: bool) -> Read<Exchange> {
         self.word("outer")?;
         let outer = self.number()?;
         self.word("inner")?;
@@ -572,11 +565,10 @@ impl<'t> Line<'t> {
         } else {
             PieceOrder::default()
         };
-        let exchange = match keyword {
-            "all-gather" => Exchange::AllGather { outer, inner, counts, order },
-            _ => Exchange::ReduceScatter { outer, inner, counts, order },
-        };
-        Ok(Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output })
+        Ok(match gathers {
+            true => Exchange::AllGather { outer, inner, counts, order },
+            false => Exchange::ReduceScatter { outer, inner, counts, order },
+        })
     }
 
     fn group(&mut self) -> Read<Group> {
