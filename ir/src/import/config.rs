@@ -15,7 +15,7 @@ use crate::{DType, Diagnostic};
 use fields::{Fields, list};
 
 /// The values of `model_type` that are known and not supported, each with what is nearest to it.
-const UNSUPPORTED: [(&str, &str); 15] = [
+const UNSUPPORTED: [(&str, &str); 14] = [
     ("gemma3", "gemma3_text"),
     ("cohere2", "cohere"),
     ("ministral3", "ministral"),
