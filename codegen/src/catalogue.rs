@@ -3,7 +3,7 @@
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::random::DrawBits;
-use ir::{DType, Function, Op, Target, TensorType};
+use ir::{DType, Function, Op, TensorType};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Experts, Fill, Gather, Line, Lines, LoopAB, LoopABC,
     LoopAC, LoopBC, Positions, Product, Rope, Scales, StoredTypes, Tiling, Window,
@@ -34,18 +34,9 @@ pub const CATALOGUE: [&str; 15] = [
     "experts_bwd",
 ];
 
-/// Composites of the catalogue that have a kernel on CPUs alone.
-const ON_CPUS: [&str; 2] = ["experts", "experts_bwd"];
-
 /// Whether a composite stays a call when a module is prepared for planning.
 pub fn is_in_catalogue(composite: &str) -> bool {
     CATALOGUE.contains(&composite)
-}
-
-/// Whether a composite has a kernel on a target, or on some CPU where there is none.
-pub(crate) fn has_kernel(composite: &str, target: Option<Target>) -> bool {
-    let on_gpus = target.is_some_and(|target| target.arch().is_some());
-    is_in_catalogue(composite) && !(on_gpus && ON_CPUS.contains(&composite))
 }
 
 /// Whether the kernel of a composite can add a result, by number, to what its output holds:

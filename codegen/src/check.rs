@@ -31,7 +31,6 @@
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 //! | E2123 | a workspace that is not as large as its kernel needs on the plan's target |
 //! | E2124 | the ranks of a stage do not have each element of a weight |
-//! | E2125 | a kernel that the plan's target does not have |
 
 mod access;
 mod labels;
@@ -66,10 +65,6 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     let mut findings = Findings::default();
     let ranks = plan.mesh.data_ranks();
     check_weights(programs, plan, &mut findings);
-    let on_gpus = plan.target.is_some_and(|target| target.arch().is_some());
-    if let Some(at) = kernels.iter().position(|kernel| on_gpus && !kernel.is_on_gpus()) {
-        findings.add("E2125", &format!("k{at}"), "the kernel is for CPUs, and the plan for GPUs");
-    }
     let places: Vec<Places> =
         programs.iter().map(|p| Places::of(p, (programs, ranks), &mut findings)).collect();
     let is_whole = plan.stage_ends.len().is_multiple_of(plan.mesh.pp);

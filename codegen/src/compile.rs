@@ -12,15 +12,13 @@ mod ends;
 
 use std::sync::Arc;
 
-use ir::autodiff::gradient_name;
 use ir::program::{Instruction, Program, Routine};
-use ir::{Diagnostic, Module, Plan, Span, Target};
+use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
 use crate::calls::{Calls, not_calls};
 use crate::evaluation;
 use crate::executable::{BUFFERS_MAX, NotYet, check_executable};
-use crate::inlined::lacks_kernel;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 use crate::weights::weight_places;
@@ -145,15 +143,6 @@ impl<'m> Compiler<'m> {
     /// The layers that were compiled so far, and more on demand.
     pub fn layers(&mut self) -> &mut Layers<'m> {
         &mut self.layers
-    }
-
-    /// Whether layers compute with composites that have no kernel on a target.
-    pub(crate) fn lacks_kernel(&self, target: Option<Target>) -> bool {
-        self.calls.functions().into_iter().any(|layer| {
-            let gradient = gradient_name(layer);
-            let function = self.module.function(&gradient).or(self.module.function(layer));
-            function.is_some_and(|function| lacks_kernel(self.module, function, target))
-        })
     }
 
     /// The kernels that all programs so far launch.

@@ -7,7 +7,6 @@ use std::fmt;
 use std::ops::Range;
 
 use ir::program::{Buffer, BufferId, Contents, Instruction, Ref, ShardRole, Step};
-use ir::target::Arch;
 use ir::{Module, Plan, Program, Target, ValueId};
 use kernels::{Bytes, Kernel, price};
 use schemars::JsonSchema;
@@ -311,12 +310,6 @@ impl Compiler<'_> {
     /// placed.
     pub fn footprint(&mut self, plan: &Plan) -> Result<Footprint, NotYet> {
         crate::executable::check_executable(plan)?;
-        // Devices without a target are GPUs too.
-        let target = plan.target.unwrap_or(Target::Cuda(Arch::Sm80));
-        if self.lacks_kernel(Some(target)) {
-            // Without a kernel every expert is computed for every token, and its results are there.
-            return Err(NotYet { decision: "kernels of routed experts on GPUs".to_owned() });
-        }
         let mut most = Footprint::default();
         for stage in distinct_stages(self.calls(), plan) {
             let program = self.skeleton(plan, stage)?;

@@ -14,7 +14,6 @@ use crate::calls::{Call, Calls, Operand};
 use crate::chunk::Wide;
 use crate::compile::Compiled;
 use crate::executable::executed_target;
-use crate::inlined::inline_local;
 use crate::lower::KernelTable;
 use crate::partition::{Place, bindings, partition_for_output};
 use crate::refusal::Refusal;
@@ -227,8 +226,7 @@ impl<'a, 'c> Work<'a, 'c> {
             })
             .collect();
         let (shardings, place) = (&decisions.shardings, self.class.place);
-        let local = partition_for_output(module, function, shardings, place, &is_output)?;
-        let mut local = inline_local(local, place.target);
+        let mut local = partition_for_output(module, function, shardings, place, &is_output)?;
         local.function.name = format!("{}.{}", self.forward.name, call.function);
         let mut whole = function.clone();
         whole.bind(&bindings(place));

@@ -63,7 +63,6 @@ pub mod blocks;
 mod codes;
 mod chunk;
 pub mod tilings;
-mod inlined;
 mod unsharded;
 mod epilogue;
 mod pool;

@@ -19,7 +19,7 @@ use kernels::pitch::Pitch;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling, price};
 
-use crate::catalogue::{self, has_kernel, is_in_catalogue, kernel_of_composite};
+use crate::catalogue::{self, kernel_of_composite};
 use crate::chunk::Chunks;
 use crate::optimizer::Update;
 use crate::pool::pools;
@@ -455,10 +455,6 @@ impl<'a> Lower<'a> {
                 Ok(())
             }
             Kind::Composite { name, attributes } => {
-                if is_in_catalogue(name) && !has_kernel(name, self.unsharded.target) {
-                    let why = format!("`{name}` has kernels on CPUs alone");
-                    return Err(Refusal::NoKernel(why));
-                }
                 let mut scalars = Scalars::default();
                 let adds: Vec<bool> = node.results.iter().map(|r| self.adds[r.index()]).collect();
                 let kernel = kernel_of_composite(name, attributes, function, &adds, &mut scalars)?;

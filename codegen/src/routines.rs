@@ -17,7 +17,6 @@ use crate::codes::read_codes;
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
-use crate::inlined::inline_local;
 use crate::lower::padded::pitch_of;
 use crate::lower::{KernelTable, Lowered, Slots, lower_routine};
 use crate::materialise::store_unfit_leaves;
@@ -284,7 +283,6 @@ impl<'m> Layers<'m> {
         });
         let global = bound.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
         let local = partition_bound(bound, global, shardings, place, &[])?;
-        let local = inline_local(local, place.target);
         let bytes = postcard::to_stdvec(&local).expect("a function holds numbers and lists");
         let at = *self.locals_by_bytes.entry(bytes).or_insert_with(|| {
             self.locals.push(local);

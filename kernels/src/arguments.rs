@@ -25,11 +25,6 @@ impl Argument {
 }
 
 impl Kernel {
-    /// Whether there is text of it for GPUs.
-    pub fn is_on_gpus(&self) -> bool {
-        !matches!(self, Kernel::Experts(_) | Kernel::ExpertsBwd(_))
-    }
-
     /// The inputs of the launch, in order.
     pub fn inputs(&self) -> Vec<Argument> {
         match self {

@@ -586,10 +586,14 @@ pub struct Dropout {
 ///
 /// `x y dx dy [T, M]`, `gates dgates [T, E]`, `w_gate w_up [E, F, M]`, `w_down [E, M, F]`, all
 /// contiguous. A token and an expert are a pair where the gate between them is not 0, as is one
-/// that is no number. Any number of pairs is computed, and nothing is of what is no pair: weights
-/// of an expert without pairs are not read, their gradients are zero, and so is `dgates` where
-/// there is no pair. A router that hides experts multiplies its gates by a mask, or by what is
-/// zero where they are hidden, so that these gradients are multiplied by zero.
+/// that is no number. Nothing is computed of what is no pair: weights of an expert without pairs
+/// are not read, their gradients are zero, and so is `dgates` where there is no pair. A router that
+/// hides experts multiplies its gates by a mask, or by what is zero where they are hidden, so that
+/// these gradients are multiplied by zero.
+///
+/// **Room**: on CPUs a token may be in any number of pairs. On GPUs there is room for `top_k` of
+/// each, as many as a router chooses: `y` and `dx` of a token in more are NaN, and so are its
+/// gradients of gates and of the weights of the first `top_k` of its experts.
 ///
 /// Gradients of weights are stored in the type of sums.
 ///
@@ -604,6 +608,11 @@ pub struct Dropout {
 /// **Pairs of numbers**: of tensors of BF16, products are those of pairs, as of [`Product`], where
 /// the machine has instructions for them. What is multiplied by `w_down`, and the gradients of what
 /// was multiplied by `w_gate` and `w_up`, are then rounded to BF16 before they are multiplied.
+///
+/// **On GPUs** both are rounded to the type of tensors before they are multiplied, and tensor cores
+/// sum as of [`Product`] with the default [`Tiling`]: in a gradient of weights over the tokens of
+/// the expert. On CUDA cores results of F32 and F64 have the CPU's bits, but for gradients of
+/// gates. A gate that is no number has such a gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Experts {
     /// T, less than 2^32.

@@ -29,7 +29,7 @@ use runtime::init::Init;
 use runtime::load::collect_weights;
 use runtime::trace::Tracing;
 
-use crate::model::{Wanted, plan, prepared_as};
+use crate::model::{Wanted, mixtral, plan, prepared_as};
 use crate::scratch::Scratch;
 use crate::shim::{Library, compiler};
 
@@ -402,6 +402,8 @@ fn whole_steps_in_narrow_types_are_as_near_as_those_of_the_cpu() {
     check_narrow("gpt2-bf16", &mini, (1, 1), DType::BF16);
     check_narrow("llama-f16", &llama(), (1, 1), DType::F16);
     check_narrow("llama-bf16-2-2", &llama(), (2, 2), DType::BF16);
+    // A token passes all experts: of fewer, rounding may choose others.
+    check_narrow("mixtral-bf16", &mixtral(3, 3), (1, 1), DType::BF16);
 }
 
 /// Layers that blocks of codes fill, on two ranks too.
@@ -484,6 +486,8 @@ fn whole_steps_equal_those_of_the_cpu() {
     check("gpt2-1", &mini, (1, 1), 32);
     check("llama-1", &llama(), (1, 1), 32);
     check("llama-2-2", &llama(), (2, 2), 32);
+    check("mixtral-1", &mixtral(4, 2), (1, 1), 16);
+    check("mixtral-2", &mixtral(6, 2), (1, 2), 16);
 }
 
 fn qwen2() -> Description {
@@ -547,7 +551,9 @@ pub(crate) fn all_kernels() -> Vec<Kernel> {
         .classes
         .kernels
         .clone());
+    add(trained(&mixtral(4, 2), (1, 1), f32));
     for dtype in [DType::BF16, DType::F16] {
+        add(trained(&mixtral(4, 2), (1, 2), Precision::training(dtype)));
         add(trained(&mini, (1, 1), Precision::training(dtype)));
         add(trained(&llama(), (1, 2), Precision::training(dtype)));
     }
@@ -591,7 +597,10 @@ fn every_launch_compiles_for_gpus() {
     let all: Vec<Functions> = kernels.iter().map(of).collect();
     let texts = |all: &[Functions]| -> Vec<String> {
         let functions = all.iter().flat_map(|of| &of.functions);
-        functions.enumerate().map(|(at, function)| function.text(&format!("f{at}"))).collect()
+        functions
+            .enumerate()
+            .map(|(at, function)| function.text(&format!("function{at}")))
+            .collect()
     };
     let first = texts(&all);
     assert!(all.iter().all(|of| !of.functions.is_empty()), "every kernel has a function");
@@ -738,17 +747,18 @@ fn kind(tile: &Tile) -> String {
         Tile::Elementwise(_) => "elementwise".to_owned(),
         Tile::RowReduction(tile) => format!("row reduction by {}", tile.group),
         Tile::PartialSums(_) => "partial sums".to_owned(),
-        Tile::Product(tile) => format!("product {}", tile.product.accumulate),
+        Tile::Product(tile) => format!("product {} {:?}", tile.product.accumulate, tile.grouped),
         Tile::Tensor(tile) => {
-            let TensorTile { product, copies, elements, shape, workspace, .. } = tile;
-            let of = (product.accumulate, elements, shape.tile);
+            let TensorTile { product, copies, elements, shape, workspace, grouped, .. } = tile;
+            let of = (product.accumulate, elements, shape.tile, grouped);
             format!("matrices {of:?} {copies:?} {workspace:?}")
         }
         Tile::SliceSum(tile) => format!("slices {}", tile.bias.is_some()),
         Tile::Warpgroup(tile) => {
             let [a, b] = &tile.operands;
             let is_mapped = tile.result.is_some();
-            format!("warpgroups {} {a} {b} {is_mapped} {:?}", tile.product.accumulate, tile.shape)
+            let of = (tile.product.accumulate, tile.shape, tile.grouped);
+            format!("warpgroups {of:?} {a} {b} {is_mapped}")
         }
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),
@@ -757,5 +767,6 @@ fn kind(tile: &Tile) -> String {
         Tile::FlashWarpgroupBackward(tile) => format!("flash backward by warpgroups {}", tile.step),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),
+        Tile::Routing(tile) => format!("routing {tile}"),
     }
 }

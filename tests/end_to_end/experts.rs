@@ -1,29 +1,19 @@
 //! Ranks that share experts give the loss and the gradients of the reference interpreter.
 
-use ir::import::{Description, read_config};
+use ir::import::Description;
 use ir::plan::{Keep, Schedule, Zero};
 use ir::{DType, Mesh, Plan};
 use runtime::weights::Weights;
 
 use crate::cli::tiny;
 use crate::mesh::{Case, check_batch};
+use crate::model::mixtral;
 
 /// Tokens of a sample.
 const SEQ: usize = 10;
 
 fn mesh([pp, dp, tp]: [usize; 3]) -> Mesh {
     Mesh { pp, dp, tp, ..Mesh::ONE }
-}
-
-/// Experts of which each token visits some.
-pub(crate) fn mixtral(experts: usize, visited: usize) -> Description {
-    let config = format!(
-        r#"{{"model_type": "mixtral", "vocab_size": 259, "max_position_embeddings": 64,
-        "num_hidden_layers": 3, "hidden_size": 24, "intermediate_size": 20,
-        "num_attention_heads": 6, "num_key_value_heads": 3, "num_local_experts": {experts},
-        "num_experts_per_tok": {visited}}}"#
-    );
-    read_config("config.json", &config, "mixtral").expect("the config is read")
 }
 
 fn case(description: &Description, ep: usize, keep: Keep) -> Case<'_> {

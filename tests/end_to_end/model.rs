@@ -8,7 +8,7 @@ use codegen::calls::Calls;
 use codegen::compile::Compiled;
 use codegen::prepare::prepare_training_as;
 use ir::ids::Ids;
-use ir::import::{self, Description, Model};
+use ir::import::{self, Description, Model, read_config};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::precision::Precision;
 use ir::{DType, Mesh, Module, Plan};
@@ -25,6 +25,17 @@ pub(crate) struct Wanted {
     pub(crate) microbatch_count: usize,
     pub(crate) keep: Keep,
     pub(crate) sequence: bool,
+}
+
+/// Experts of which each token visits some.
+pub(crate) fn mixtral(experts: usize, visited: usize) -> Description {
+    let config = format!(
+        r#"{{"model_type": "mixtral", "vocab_size": 259, "max_position_embeddings": 64,
+        "num_hidden_layers": 3, "hidden_size": 24, "intermediate_size": 20,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "num_local_experts": {experts},
+        "num_experts_per_tok": {visited}}}"#
+    );
+    read_config("config.json", &config, "mixtral").expect("the config is read")
 }
 
 /// A training module, ready to be planned.

@@ -29,8 +29,8 @@ use super::flash::{
     print_visible_keys,
 };
 use super::parameter::Parameter;
+use super::tensor_map::TensorMap;
 use super::text::{Text, element, line, number};
-use super::warpgroup::TensorMap;
 use crate::kernel::Attention;
 
 /// Threads of a block: a warpgroup that copies, and two that multiply.

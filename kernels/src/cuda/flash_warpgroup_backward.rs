@@ -35,9 +35,9 @@ use super::flash_backward::{print_key_gradients, print_query_values, print_slope
 use super::flash_warpgroup::{SWIZZLE, SWIZZLE_COLUMNS, is_encodable, map, print_box_copies};
 use super::parameter::Parameter;
 use super::quads::QuadStore;
+use super::tensor_map::TensorMap;
 use super::text::{Text, element, line, number};
 use super::turns::Turns;
-use super::warpgroup::TensorMap;
 use crate::kernel::Attention;
 
 /// Threads of a block: a warpgroup that copies and adds, and two that multiply.

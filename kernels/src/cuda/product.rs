@@ -7,6 +7,7 @@ use std::fmt;
 
 use ir::op::Operands;
 
+use super::grouped::{Along, Grouped, Pair};
 use super::index::nest;
 use super::loops::{Loops, print_borders};
 use super::parameter::Parameter;
@@ -23,6 +24,8 @@ const TILE_MN: usize = 64;
 const TILE_K: usize = 16;
 /// The thread tile: rows and columns of the result.
 const THREAD_TILE: usize = 4;
+/// Columns of each of two weights that take turns in a block tile: half of a thread's.
+const RUN: usize = THREAD_TILE / 2;
 
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,13 +38,28 @@ pub struct ProductTile {
     pub addend: Option<usize>,
     /// The parameters that are scales: what codes are worth is multiplied.
     pub scales: Option<ScaleParameters>,
+    /// Whether it is one of the rows of experts.
+    pub grouped: Option<Grouped>,
 }
+
+/// Rows of the block tile.
+pub(super) const ROWS: usize = TILE_MN;
 
 impl ProductTile {
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
-        [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
+        let columns = n.div_ceil(self.columns());
+        match self.grouped.map(|grouped| grouped.along) {
+            // The rows of a tile say which expert is theirs.
+            Some(Along::Rows { .. }) => [1, m.div_ceil(TILE_MN), columns],
+            Some(Along::Contracted { .. }) | None => [batch, m.div_ceil(TILE_MN), columns],
+        }
+    }
+
+    /// Columns of the result of a block tile.
+    fn columns(&self) -> usize {
+        Grouped::columns(self.grouped, TILE_MN)
     }
 }
 
@@ -54,9 +72,21 @@ impl ProductTile {
         let [a, b, c] = [0, 1, 2].map(|at: usize| parameters[at].name());
         line!(text, "SHARED({compute}, a_tile, {});", TILE_K * (TILE_MN + 1));
         line!(text, "SHARED({compute}, b_tile, {});", TILE_K * (TILE_MN + 1));
-        line!(text, "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {TILE_MN};");
-        line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {TILE_MN};");
-        line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
+        match self.grouped {
+            None => {
+                line!(
+                    text,
+                    "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {TILE_MN};"
+                );
+                line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {TILE_MN};");
+                line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
+            }
+            Some(grouped) => {
+                line!(text, "const u64 tile = blockIdx.x;");
+                let tile = [TILE_MN, self.columns(), TILE_K];
+                grouped.print_tile(p, [rows, columns], tile, (parameters, "return"), text);
+            }
+        }
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
@@ -65,8 +95,12 @@ impl ProductTile {
         line!(text, "const u32 thread_n = threadIdx.x % {count} * {THREAD_TILE};");
         line!(text, "{compute} acc[{THREAD_TILE}][{THREAD_TILE}];");
         self.print_start(&loops, &c, [m, n], text);
-        line!(text, "for (u64 first = 0; first < {k}; first += {}) {{", Product::K_BLOCK);
-        line!(text, "const u64 end = first + {0} < {k} ? first + {0} : {k};", Product::K_BLOCK);
+        let (from, to) = match self.grouped {
+            None => ("0", k.to_string()),
+            Some(_) => ("first_k", "end_k".to_owned()),
+        };
+        line!(text, "for (u64 first = {from}; first < {to}; first += {}) {{", Product::K_BLOCK);
+        line!(text, "const u64 end = first + {0} < {to} ? first + {0} : {to};", Product::K_BLOCK);
         line!(text, "{compute} chain[{THREAD_TILE}][{THREAD_TILE}] = {{}};");
         line!(text, "for (u64 at = first; at < end; at += {TILE_K}) {{");
         self.print_copy(&loops, ([&a, &b], parameters), [m, n], text);
@@ -91,7 +125,33 @@ impl ProductTile {
         );
         text.end();
         text.end();
-        self.print_epilogue(&loops, (parameters, [m, n]), text);
+        match self.grouped.and_then(|grouped| grouped.pair) {
+            None => self.print_epilogue(&loops, (parameters, [m, n]), text),
+            Some(pair) => self.print_pair(pair, parameters, text),
+        }
+    }
+
+    /// Prints what becomes of two products: of a row, the 16 lanes of half a warp have two columns
+    /// each.
+    fn print_pair(&self, pair: Pair, parameters: &[Parameter], text: &mut Text) {
+        let ([_, _, n, _], compute) = (self.product.sizes(), element(self.product.dtype));
+        let (kept, columns) = (Pair::kept(&self.product), self.columns());
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(text, "const u64 m = block_m + thread_m + i;");
+        pair.print_row(compute, parameters, text);
+        line!(text, "for (u32 j = 0; j < {RUN}; j += 1) {{");
+        line!(text, "const u64 n = block_n + thread_n / 2 + j;");
+        let outer = pair.outer(n, parameters);
+        pair.print_values(compute, ["acc[i][j]", &format!("acc[i][j + {RUN}]"), &outer], text);
+        line!(text, "if (n >= {n}) continue;");
+        for (at, value) in pair.results() {
+            let to = parameters[at].name();
+            line!(text, "{to}[m * {n} + n] = Store<{kept}>::of({value});");
+        }
+        text.end();
+        let part = (&format!("block_n / {columns}")[..], self.tiles()[2]);
+        pair.print_part((TILE_MN / THREAD_TILE) as u32, part, parameters, text);
+        text.end();
     }
 
     /// Opens the loops over the thread's accumulators, with their indices.
@@ -146,7 +206,12 @@ impl ProductTile {
         line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = {x};");
         text.end();
         line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
-        line!(text, "const u64 n = block_n + i % {TILE_MN}, k = at + i / {TILE_MN};");
+        let local = format!("(i % {TILE_MN})");
+        let (column, b) = match self.grouped.and_then(|grouped| grouped.pair) {
+            None => (format!("i % {TILE_MN}"), b.to_owned()),
+            Some(pair) => (Pair::column(&local, RUN), pair.weight(b, &local, RUN, parameters)),
+        };
+        line!(text, "const u64 n = block_n + {column}, k = at + i / {TILE_MN};");
         line!(text, "{compute} x = 0;");
         line!(text, "if (n < {n_size} && k < end) {{");
         let place =
@@ -178,6 +243,7 @@ impl ProductTile {
 impl fmt::Display for ProductTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block tiles of {TILE_MN}x{TILE_MN}x{TILE_K} in one stage, ")?;
-        write!(f, "thread tiles of {THREAD_TILE}x{THREAD_TILE}")
+        write!(f, "thread tiles of {THREAD_TILE}x{THREAD_TILE}")?;
+        self.grouped.map_or(Ok(()), |grouped| grouped.fmt(f))
     }
 }

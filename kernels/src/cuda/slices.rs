@@ -139,6 +139,19 @@ pub(super) fn print_tile(
         }
         None => line!(text, "const u64 batch = tile / {tiles};"),
     }
+    print_band([rows, columns], [tile_m, tile_n], text);
+    match workspace {
+        Some(_) => print_steps([k, slice], tile_k, text),
+        None => line!(text, "const u32 first_k = 0, steps = {};", k.div_ceil(tile_k)),
+    }
+}
+
+/// Prints where the tile `in_batch` of a batch is, going down the columns of a band of rows.
+pub(super) fn print_band(
+    [rows, columns]: [usize; 2],
+    [tile_m, tile_n]: [usize; 2],
+    text: &mut Text,
+) {
     line!(
         text,
         "const u32 band = in_batch / {0} * {BAND}, in_band = in_batch % {0};",
@@ -147,10 +160,6 @@ pub(super) fn print_tile(
     line!(text, "const u32 in_column = {rows} - band < {BAND} ? {rows} - band : {BAND};");
     line!(text, "const u64 block_m = (u64)(band + in_band % in_column) * {tile_m};");
     line!(text, "const u64 block_n = (u64)(in_band / in_column) * {tile_n};");
-    match workspace {
-        Some(_) => print_steps([k, slice], tile_k, text),
-        None => line!(text, "const u32 first_k = 0, steps = {};", k.div_ceil(tile_k)),
-    }
 }
 
 /// How the sums of a product are stored.

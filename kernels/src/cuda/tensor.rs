@@ -36,6 +36,7 @@ use ir::DType;
 use ir::op::Operands;
 use ir::target::Arch;
 
+use super::grouped::{Along, Grouped, Pair};
 use super::index::nest;
 use super::loops::{Loops, joined, print_borders};
 use super::parameter::Parameter;
@@ -61,8 +62,11 @@ pub struct BlockShape {
     pub stages: usize,
 }
 
+/// Rows of wide block tiles.
+pub(super) const ROWS: usize = 128;
+
 impl BlockShape {
-    const WIDE: BlockShape = BlockShape { tile: [128, 128, 32], warp_tile: [64, 32], stages: 3 };
+    const WIDE: BlockShape = BlockShape { tile: [ROWS, 128, 32], warp_tile: [64, 32], stages: 3 };
     const SKINNY: [BlockShape; 2] = [
         BlockShape { tile: [SKINNY_ROWS, 64, 64], warp_tile: [16, 16], stages: 4 },
         BlockShape { tile: [SKINNY_ROWS, 32, 64], warp_tile: [16, 16], stages: 7 },
@@ -106,6 +110,8 @@ pub struct TensorTile {
     pub scales: Option<ScaleParameters>,
     /// How sums are stored, there or to the result.
     pub store: QuadStore,
+    /// Whether it is a product of the rows of experts.
+    pub grouped: Option<Grouped>,
 }
 
 /// What the elements of both operands are to tensor cores.
@@ -311,6 +317,10 @@ struct StagedOperand<'a> {
     shape: BlockShape,
     /// The product whose borders it has.
     image: Option<&'a Product>,
+    /// Of the operand that two weights take turns in, both.
+    pair: Option<(Pair, &'a [Parameter])>,
+    /// Where k ends.
+    end: String,
 }
 
 impl TensorTile {
@@ -319,6 +329,7 @@ impl TensorTile {
         product: &Product,
         elements: Elements,
         [bias, addend]: [Option<usize>; 2],
+        grouped: Option<Grouped>,
     ) -> TensorTile {
         let product = with_channels_last(product);
         let loops = joined_loops(&product, elements);
@@ -333,6 +344,7 @@ impl TensorTile {
         let shape = BlockShape::of(&product);
         let workspace = workspace(&product);
         let (tiles, columns) = (shape.warp_tile[1] / 8, product.sizes()[2]);
+        let tiles = Grouped::columns(grouped, tiles);
         let store = match workspace {
             None => QuadStore::of(product.stored.c, tiles, alignment_of_rows(&loops)),
             Some(_) => {
@@ -340,7 +352,34 @@ impl TensorTile {
             }
         };
         let scales = scales(&product);
-        TensorTile { product, bias, addend, copies, elements, shape, workspace, scales, store }
+        TensorTile {
+            product,
+            bias,
+            addend,
+            copies,
+            elements,
+            shape,
+            workspace,
+            scales,
+            store,
+            grouped,
+        }
+    }
+
+    /// Columns of the result of a block tile.
+    fn columns(&self) -> usize {
+        Grouped::columns(self.grouped, self.shape.tile[1])
+    }
+
+    /// Columns of each of two weights that take turns in a block tile: half of a warp's, so that a
+    /// thread has the same of both.
+    fn run(&self) -> usize {
+        self.shape.warp_tile[1] / 2
+    }
+
+    /// Parts of the gradient of the gate of a row: one for each warp that has some of it.
+    pub(super) fn parts(&self) -> usize {
+        self.tiles()[2] * self.shape.tile[1] / self.shape.warp_tile[1]
     }
 
     /// Threads of a block.
@@ -351,8 +390,12 @@ impl TensorTile {
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
-        let [tile_m, tile_n, _] = self.shape.tile;
-        [batch, m.div_ceil(tile_m), n.div_ceil(tile_n)]
+        let (tile_m, columns) = (self.shape.tile[0], n.div_ceil(self.columns()));
+        match self.grouped.map(|grouped| grouped.along) {
+            // The rows of a tile say which expert is theirs.
+            Some(Along::Rows { .. }) => [1, m.div_ceil(tile_m), columns],
+            Some(Along::Contracted { .. }) | None => [batch, m.div_ceil(tile_m), columns],
+        }
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
@@ -367,7 +410,7 @@ impl TensorTile {
         }
         let units = |points| self.elements.in_units(points).expect("slices are whole units");
         let per_run = units(run(p)) / tile_k;
-        print_block([k, units(p.slice())], self.tiles(), self.shape.tile, self.workspace, text);
+        self.print_tile(k, parameters, text);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
@@ -394,7 +437,7 @@ impl TensorTile {
         text.end();
         line!(text, "if (step < steps) {{");
         line!(text, "const u32 stage = step % {stages};");
-        operands.iter().for_each(|operand| operand.print_copy(k, text));
+        operands.iter().for_each(|operand| operand.print_copy(text));
         text.end();
         line!(text, "cp_async_commit();");
         line!(text, "if (step < {ahead}) continue;");
@@ -411,15 +454,38 @@ impl TensorTile {
             let last = format!("(steps - 1) / {per_run}");
             self.print_sum(("acc", &last), parameters, text);
         }
-        self.print_epilogue(&loops, (parameters, [m, n]), text);
+        match self.grouped.and_then(|grouped| grouped.pair) {
+            None => self.print_epilogue(&loops, (parameters, [m, n]), text),
+            Some(pair) => self.print_pair(pair, parameters, text),
+        }
+    }
+
+    /// Prints the tile of a block, and its units of k, of `k`.
+    fn print_tile(&self, k: usize, parameters: &[Parameter], text: &mut Text) {
+        let (p, [tile_m, _, tile_k]) = (&self.product, self.shape.tile);
+        match self.grouped {
+            None => {
+                let slice = [k, self.elements.in_units(p.slice()).unwrap_or(k)];
+                print_block(slice, self.tiles(), self.shape.tile, self.workspace, text);
+            }
+            Some(grouped) => {
+                let [_, rows, columns] = self.tiles();
+                let tile = [tile_m, self.columns(), tile_k];
+                line!(text, "const u64 tile = blockIdx.x;");
+                grouped.print_tile(p, [rows, columns], tile, (parameters, "return"), text);
+            }
+        }
     }
 
     /// The operands as their stages are printed.
     fn operands<'a>(
         &'a self,
         loops: &'a Loops,
-        parameters: &[Parameter],
+        parameters: &'a [Parameter],
     ) -> [StagedOperand<'a>; 2] {
+        let pair = self.grouped.and_then(|grouped| grouped.pair);
+        let k: usize = loops.k[0].iter().map(|[size, _]| size).product();
+        let end = if self.grouped.is_some() { "end_k".to_owned() } else { k.to_string() };
         let [_, m, n, _] = self.product.sizes();
         let [tile_m, tile_n, _] = self.shape.tile;
         let [warp_m, warp_n] = self.shape.warp_tile;
@@ -438,6 +504,8 @@ impl TensorTile {
                 extents,
                 shape: self.shape,
                 image: (at == 1 && !self.product.borders.is_empty()).then_some(&self.product),
+                pair: pair.filter(|_| at == 1).map(|pair| (pair, parameters)),
+                end: end.clone(),
             }
         })
     }
@@ -599,6 +667,34 @@ impl TensorTile {
     }
 }
 
+impl TensorTile {
+    /// Prints what becomes of two products, of which a thread has the same elements: of the tiles
+    /// of 8 columns of a warp, the first half is of one and the second half of the other.
+    fn print_pair(&self, pair: Pair, parameters: &[Parameter], text: &mut Text) {
+        let (store, [_, _, n, _]) = (self.store, self.product.sizes());
+        let ([warp_m, warp_n], tiles) = (self.shape.warp_tile, store.tiles());
+        let apart = warp_n / 16;
+        line!(text, "UNROLL");
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", warp_m / 16);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 q = 0; q < 4; q += 2) {{");
+        line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
+        pair.print_row("float", parameters, text);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 j = 0; j < {apart}; j += {tiles}) {{");
+        let sums =
+            [0, 1].map(|half| move |t: &str| format!("acc[i][j + {t} + {}][q + e]", half * apart));
+        let first = "block_n + warp_n / 2 + (j + t) * 8 + lane % 4 * 2 + e";
+        pair.print_vectors(store, sums, first, (n, parameters), text);
+        line!(text, "const u64 n = block_n + warp_n / 2 + j * 8 + {};", store.column());
+        pair.print_stores(store, (n, parameters), text);
+        text.end();
+        let part = format!("(block_n + warp_n / 2) / {}", self.run());
+        pair.print_part(4, (&part, self.parts()), parameters, text);
+        (0..2).for_each(|_| text.end());
+    }
+}
+
 impl StagedOperand<'_> {
     /// A stage, with the dim that vectors are along as its columns.
     fn tile(&self) -> SharedTile {
@@ -614,16 +710,23 @@ impl StagedOperand<'_> {
     }
 
     /// Prints the copies of a stage, zeros where the operand ends.
-    fn print_copy(&self, k_size: usize, text: &mut Text) {
-        let StagedOperand { name, buffer, side: (side, size), copy: of, .. } = self;
+    fn print_copy(&self, text: &mut Text) {
+        let StagedOperand { name, buffer, side: (side, size), copy: of, end, .. } = self;
         let tile = self.tile();
         tile.open_copies([tile.columns, of.width, self.shape.threads()], text);
         let [to_side, to_k] =
             if of.k_major { ["to_row", "to_column"] } else { ["to_column", "to_row"] };
         let tile_k = self.shape.tile[2];
         let k = format!("first_k + step * {tile_k} + {to_k}");
-        line!(text, "const u64 {side} = block_{side} + {to_side}, k = {k};");
-        let is_there = format!("is_there = {side} < {size} && k < {k_size};");
+        let (column, buffer) = match self.pair {
+            None => (to_side.to_owned(), buffer.clone()),
+            Some((pair, of)) => {
+                let run = self.extents[1] / 2;
+                (Pair::column(to_side, run), pair.weight(buffer, to_side, run, of))
+            }
+        };
+        line!(text, "const u64 {side} = block_{side} + {column}, k = {k};");
+        let is_there = format!("is_there = {side} < {size} && k < {end};");
         let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
         let place = format!("batch_{name} + ({of_side}) + ({of_k})");
         match self.image {
@@ -664,6 +767,7 @@ impl fmt::Display for TensorTile {
         if self.workspace.is_some() {
             write!(f, ", {} slices of k", self.product.tiling.split)?;
         }
+        self.grouped.map_or(Ok(()), |grouped| grouped.fmt(f))?;
         write!(f, ", stored by {}", self.store.width)
     }
 }

@@ -12,11 +12,13 @@ use super::moves::Move;
 use super::parameter::Parameter;
 use super::product::ProductTile;
 use super::reduction::{PartialSums, RowReduction};
+use super::routing::RoutingTile;
 use super::rows::Elementwise;
 use super::slices::SliceSum;
 use super::tensor::TensorTile;
+use super::tensor_map::TensorMap;
 use super::text::{Text, element};
-use super::warpgroup::{TensorMap, WarpgroupTile};
+use super::warpgroup::WarpgroupTile;
 
 /// A tile program.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +51,8 @@ pub enum Tile {
     Lines(LineTile),
     /// Elements that are moved.
     Move(Move),
+    /// A step of routed experts but for their products.
+    Routing(RoutingTile),
 }
 
 impl Tile {
@@ -66,6 +70,7 @@ impl Tile {
             | Tile::FlashWarpgroupBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Move(tile) => tile.synchronizes(),
+            Tile::Routing(tile) => tile.synchronizes(),
             Tile::Elementwise(_) | Tile::SliceSum(_) | Tile::Lines(_) => false,
         }
     }
@@ -86,7 +91,8 @@ impl Tile {
             | Tile::FlashBackward(_)
             | Tile::FlashWarpgroupBackward(_)
             | Tile::Lines(_)
-            | Tile::Move(_) => false,
+            | Tile::Move(_)
+            | Tile::Routing(_) => false,
         }
     }
 
@@ -106,7 +112,8 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
             | Tile::Lines(_)
-            | Tile::Move(_) => None,
+            | Tile::Move(_)
+            | Tile::Routing(_) => None,
         }
     }
 
@@ -126,7 +133,8 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashBackward(_)
             | Tile::Lines(_)
-            | Tile::Move(_) => Vec::new(),
+            | Tile::Move(_)
+            | Tile::Routing(_) => Vec::new(),
         }
     }
 
@@ -146,7 +154,8 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashBackward(_)
             | Tile::Lines(_)
-            | Tile::Move(_) => 0,
+            | Tile::Move(_)
+            | Tile::Routing(_) => 0,
         }
     }
 
@@ -166,6 +175,7 @@ impl Tile {
             Tile::FlashWarpgroupBackward(tile) => tile.print(parameters, text),
             Tile::Lines(tile) => tile.print(parameters, text),
             Tile::Move(tile) => tile.print(parameters, text),
+            Tile::Routing(tile) => tile.print(parameters, text),
         }
     }
 
@@ -185,7 +195,8 @@ impl Tile {
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
             | Tile::FlashWarpgroupBackward(_)
-            | Tile::Lines(_) => element(parameter.dtype),
+            | Tile::Lines(_)
+            | Tile::Routing(_) => element(parameter.dtype),
         }
     }
 }
@@ -207,6 +218,7 @@ impl fmt::Display for Tile {
             Tile::FlashWarpgroupBackward(tile) => tile.fmt(f),
             Tile::Lines(tile) => tile.fmt(f),
             Tile::Move(tile) => tile.fmt(f),
+            Tile::Routing(tile) => tile.fmt(f),
         }
     }
 }

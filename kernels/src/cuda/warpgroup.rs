@@ -33,12 +33,15 @@ use std::fmt;
 
 use ir::DType;
 
+use super::grouped::{Along, Grouped, Pair};
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
+use super::quads::QuadStore;
 use super::scales::{ScaleParameters, with_run};
 use super::slices::{Stored, has_runs, print_block, print_tile, run, scales, workspace};
 use super::tensor::OperandCopy;
+use super::tensor_map::TensorMap;
 use super::text::{Text, element, line};
 use super::tiling::SKINNY_ROWS;
 use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, Scales, StoredTypes};
@@ -92,8 +95,6 @@ const REGISTERS: [u32; 2] = [40, 232];
 /// Bytes of a row of the swizzle, and of the eight rows after which it repeats.
 const SWIZZLE_ROW: usize = 128;
 const SWIZZLE: usize = 8 * SWIZZLE_ROW;
-/// The most dims of a tensor map.
-const DIMS: usize = 5;
 
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +118,10 @@ pub struct WarpgroupTile {
     pub scales: Option<ScaleParameters>,
     /// How TMA stores the result; none where threads store it.
     pub result: Option<MappedResult>,
+    /// Whether it is a product of the rows of experts.
+    pub grouped: Option<Grouped>,
+    /// The second one of two weights that take turns in the block tile, where TMA copies them.
+    pub other: Option<TensorMap>,
 }
 
 /// A result that TMA stores.
@@ -147,24 +152,6 @@ pub struct MappedOperand {
     pub map: TensorMap,
     /// The loops over batch that the map has dims for.
     batch: Vec<usize>,
-}
-
-/// A parameter of the launch that describes a tensor to TMA: what `cuTensorMapEncodeTiled` takes,
-/// with zeros out of bounds, element strides of one, no interleaving and the swizzle of 128 bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorMap {
-    /// The name of the parameter.
-    pub name: &'static str,
-    /// Which of the function's parameters the tensor starts at, at a multiple of 16 bytes.
-    pub parameter: usize,
-    /// BF16, F16, F32, F8E4M3 or F8E5M2.
-    pub dtype: DType,
-    /// Elements of each dim, the contiguous one first.
-    pub dims: Vec<u64>,
-    /// Bytes from an element to the next of each dim but the first: multiples of 16.
-    pub strides_bytes: Vec<u64>,
-    /// Elements of a box along each dim. Those of the first one are the 128 bytes of the swizzle.
-    pub box_dims: Vec<u32>,
 }
 
 /// Several loops as one: its size and stride. A single point has any stride.
@@ -214,8 +201,14 @@ impl MappedOperand {
         Some(MappedOperand { k_major, map, batch })
     }
 
-    /// Prints the copies of a stage, which has `extent` rows or columns.
-    fn print_copy(&self, (side, extent): (&str, usize), batch: &[usize], text: &mut Text) {
+    /// Prints the copies of a stage, which has `extent` rows or columns; the second half of them
+    /// may be of another tensor of the same shape.
+    fn print_copy(
+        &self,
+        (side, extent): (&str, usize),
+        (batch, other): (&[usize], Option<&TensorMap>),
+        text: &mut Text,
+    ) {
         let TensorMap { name, .. } = &self.map;
         let operand = name.trim_end_matches("_map");
         let coordinates: String = self
@@ -224,10 +217,12 @@ impl MappedOperand {
             .map(|at| format!(", (i32)({})", coordinate_of(batch, *at, "batch")))
             .collect();
         let k = format!("(i32)(first_k + step * {})", self.map.box_dims[0]);
-        let boxes = if self.k_major { 1 } else { extent / SIDE };
+        let boxes = if self.k_major && other.is_none() { 1 } else { extent / SIDE };
         for at in 0..boxes {
             let to = format!("{operand}_stage + {}", at * HALF);
-            let side = format!("(i32)(block_{side} + {})", at * SIDE);
+            let name = other.filter(|_| at == 1).map_or(*name, |map| map.name);
+            let first = if other.is_some() { 0 } else { at * SIDE };
+            let side = format!("(i32)(block_{side} + {first})");
             let [first, second] = if self.k_major { [&k, &side] } else { [&side, &k] };
             line!(text, "tma_load({to}, {name}, full + stage, {first}, {second}{coordinates});");
         }
@@ -364,6 +359,8 @@ struct ThreadCopy<'a> {
     side: (&'a str, usize, usize),
     /// Loops over that, and over k.
     loops: [&'a [[usize; 2]]; 2],
+    /// Of the operand that two weights take turns in, both.
+    pair: Option<(Pair, &'a [Parameter])>,
 }
 
 impl ThreadCopy<'_> {
@@ -378,9 +375,15 @@ impl ThreadCopy<'_> {
         let [to_side, to_k] = if *k_major { ["row", "column"] } else { ["column", "row"] };
         line!(text, "for (u32 i = threadIdx.x; i < {count}; i += {WARPGROUP}) {{");
         line!(text, "const u32 row = i / {per_row}, column = i % {per_row} * {width};");
+        let (in_side, buffer) = match self.pair {
+            None => (to_side.to_owned(), buffer.clone()),
+            Some((pair, of)) => {
+                (Pair::column(to_side, SIDE), pair.weight(buffer, to_side, SIDE, of))
+            }
+        };
         line!(
             text,
-            "const u64 {side} = block_{side} + {to_side}, k = first_k + step * {tile_k} + {to_k};"
+            "const u64 {side} = block_{side} + {in_side}, k = first_k + step * {tile_k} + {to_k};"
         );
         line!(text, "Vector<{kind}, {width}> x = {{}};");
         let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
@@ -440,7 +443,39 @@ impl WarpgroupTile {
             workspace,
             scales,
             result,
+            grouped: None,
+            other: None,
         }
+    }
+
+    /// The tile of a product of the rows of experts.
+    pub(super) fn of_experts(product: &Product, grouped: Grouped) -> WarpgroupTile {
+        let mut tile = WarpgroupTile::of(product, [None; 2]);
+        tile.grouped = Some(grouped);
+        let Some(pair) = grouped.pair else { return tile };
+        tile.result = None;
+        if let StagedOperand::Mapped(operand) = &mut tile.operands[1] {
+            // A box has the columns of one weight.
+            operand.map.box_dims[1] = SIDE as u32;
+            let other =
+                TensorMap { name: "other_map", parameter: pair.other, ..operand.map.clone() };
+            tile.other = Some(other);
+        }
+        tile
+    }
+
+    fn pair(&self) -> Option<Pair> {
+        self.grouped.and_then(|grouped| grouped.pair)
+    }
+
+    /// Columns of the result of a block tile.
+    fn columns(&self) -> usize {
+        Grouped::columns(self.grouped, self.shape.columns)
+    }
+
+    /// Parts of the gradient of the gate of a row: one for each block tile.
+    pub(super) fn parts(&self) -> usize {
+        self.tiles()[2]
     }
 
     /// Threads of a block: a warpgroup that copies, and those that multiply.
@@ -456,6 +491,7 @@ impl WarpgroupTile {
     /// What the launch passes.
     pub(super) fn maps(&self) -> Vec<&TensorMap> {
         let operands = self.operands.iter().filter_map(StagedOperand::map);
+        let operands = operands.chain(&self.other);
         operands.chain(self.result.iter().map(|result| &result.map)).collect()
     }
 
@@ -489,8 +525,13 @@ impl WarpgroupTile {
 
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
-        let ([batch, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.tile());
-        [batch, m.div_ceil(tile_m), n.div_ceil(tile_n)]
+        let ([batch, m, n, _], [tile_m, ..]) = (self.product.sizes(), self.tile());
+        let columns = n.div_ceil(self.columns());
+        match self.grouped.map(|grouped| grouped.along) {
+            // The rows of a tile say which expert is theirs.
+            Some(Along::Rows { .. }) => [1, m.div_ceil(tile_m), columns],
+            Some(Along::Contracted { .. }) | None => [batch, m.div_ceil(tile_m), columns],
+        }
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
@@ -517,7 +558,7 @@ impl WarpgroupTile {
     }
 
     /// Opens the loop over the tiles of a block, which counts the steps of all.
-    fn open_tiles(&self, text: &mut Text) {
+    fn open_tiles(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
         let (k, tiles, tile) = (p.sizes()[3], self.tiles(), self.tile());
         line!(text, "u32 count = 0;");
@@ -525,7 +566,15 @@ impl WarpgroupTile {
             let count: usize = tiles.iter().product::<usize>() * p.tiling.split;
             line!(text, "NO_UNROLL");
             line!(text, "for (u64 tile = blockIdx.x; tile < {count}; tile += gridDim.x) {{");
-            print_tile([k, p.slice()], tiles, tile, self.workspace, text);
+            match self.grouped {
+                None => print_tile([k, p.slice()], tiles, tile, self.workspace, text),
+                Some(grouped) => {
+                    let [_, rows, columns] = tiles;
+                    let tile = [tile[0], self.columns(), tile[2]];
+                    let of = (parameters, "continue");
+                    grouped.print_tile(p, [rows, columns], tile, of, text);
+                }
+            }
         } else {
             line!(text, "{{");
             print_block([k, p.slice()], tiles, tile, self.workspace, text);
@@ -571,7 +620,7 @@ impl WarpgroupTile {
         if !self.has_copies() {
             line!(text, "if (threadIdx.x > 0) return;");
         }
-        self.open_tiles(text);
+        self.open_tiles(parameters, text);
         let copies = self.thread_copies(loops, parameters);
         for (copy, of) in copies.iter().zip(&loops.batch) {
             let Some(ThreadCopy { name, .. }) = copy else { continue };
@@ -607,7 +656,8 @@ impl WarpgroupTile {
         line!(text, "mbarrier_expect(full + stage, {});", self.mapped_bytes());
         for (operand, side) in self.operands.iter().zip([("m", tile_m), ("n", tile_n)]) {
             if let StagedOperand::Mapped(operand) = operand {
-                operand.print_copy(side, &batch, text);
+                let other = self.other.as_ref().filter(|_| operand.map.name == "b_map");
+                operand.print_copy(side, (&batch, other), text);
             }
         }
         if self.has_copies() {
@@ -619,7 +669,7 @@ impl WarpgroupTile {
     fn thread_copies<'a>(
         &self,
         loops: &'a Loops,
-        parameters: &[Parameter],
+        parameters: &'a [Parameter],
     ) -> [Option<ThreadCopy<'a>>; 2] {
         let ([_, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.tile());
         let StoredTypes { a, b, .. } = self.product.stored;
@@ -635,6 +685,7 @@ impl WarpgroupTile {
                 dtype,
                 side,
                 loops,
+                pair: self.pair().filter(|_| name == "b").map(|pair| (pair, parameters)),
             }),
         })
     }
@@ -647,7 +698,7 @@ impl WarpgroupTile {
         }
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;");
         line!(text, "const u32 consumer = threadIdx.x / {WARPGROUP} - 1;");
-        self.open_tiles(text);
+        self.open_tiles(parameters, text);
         line!(text, "const u64 batch_c = {};", nest(&loops.batch[2], "batch"));
         line!(text, "float acc[{count}] = {{}};");
         let is_summed = self.is_summed();
@@ -671,15 +722,17 @@ impl WarpgroupTile {
         text.end();
         line!(text, "warpgroup_wait<0>(acc);");
         let stages = self.shape.stages;
-        line!(text, "if (lane == 0) mbarrier_arrive(empty + (count - 1) % {stages});");
+        let any = if self.grouped.is_some() { " && steps > 0" } else { "" };
+        line!(text, "if (lane == 0{any}) mbarrier_arrive(empty + (count - 1) % {stages});");
         if is_summed {
             self.open_sums("(steps - 1)", parameters, text);
             line!(text, "acc[i] = {};", self.sum());
             text.end();
         }
-        match &self.result {
-            Some(result) => self.print_tma_store(result, loops, parameters, text),
-            None => self.print_epilogue(loops, parameters, text),
+        match (&self.result, self.pair()) {
+            (_, Some(pair)) => self.print_pair(pair, parameters, text),
+            (Some(result), None) => self.print_tma_store(result, loops, parameters, text),
+            (None, None) => self.print_epilogue(loops, parameters, text),
         }
         text.end();
         if self.result.is_some() {
@@ -839,6 +892,30 @@ impl WarpgroupTile {
         text.end();
     }
 
+    /// Prints what becomes of two products, of which a thread has the same elements: the first half
+    /// of its accumulators is of one, the second half of the other.
+    fn print_pair(&self, pair: Pair, parameters: &[Parameter], text: &mut Text) {
+        let (count, [_, _, n, _]) = (self.shape.columns / 2, self.product.sizes());
+        let aligned = [8, 4, 2].into_iter().find(|of| n.is_multiple_of(*of)).unwrap_or(1);
+        let store = QuadStore::of(self.product.stored.c, SIDE / 8, aligned);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 q = 0; q < 4; q += 2) {{");
+        line!(text, "const u64 m = block_m + consumer * 64 + warp * 16 + lane / 4 + q / 2 * 8;");
+        pair.print_row("float", parameters, text);
+        line!(text, "UNROLL");
+        line!(text, "for (u32 j = 0; j < {}; j += {}) {{", SIDE / 8, store.tiles());
+        let sums = [0, count / 2]
+            .map(|first| move |t: &str| format!("acc[{first} + (j + {t}) * 4 + q + e]"));
+        let column = "block_n + (j + t) * 8 + lane % 4 * 2 + e";
+        pair.print_vectors(store, sums, column, (n, parameters), text);
+        line!(text, "const u64 n = block_n + j * 8 + {};", store.column());
+        pair.print_stores(store, (n, parameters), text);
+        text.end();
+        let part = format!("block_n / {SIDE}");
+        pair.print_part(4, (&part, self.parts()), parameters, text);
+        text.end();
+    }
+
     fn print_epilogue(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
         let ([batch, m, n, _], product) = (self.product.sizes(), &self.product);
         // The row and the column of the result, and how many there are.
@@ -863,38 +940,6 @@ impl WarpgroupTile {
     }
 }
 
-impl TensorMap {
-    /// The same for the host's prelude, of a tensor that starts at an address.
-    pub(super) fn host(&self, base: &str) -> String {
-        let list = |of: &mut dyn Iterator<Item = String>| of.collect::<Vec<String>>().join(", ");
-        let dims = list(&mut self.dims.iter().map(u64::to_string));
-        let strides = list(&mut self.strides_bytes.iter().map(u64::to_string));
-        let boxed = list(&mut self.box_dims.iter().map(u32::to_string));
-        let (count, bytes) = (self.dims.len(), self.dtype.size());
-        format!("TensorMap{{{base}, {count}, {{{dims}}}, {{{strides}}}, {{{boxed}}}, {bytes}}}")
-    }
-
-    /// Adds dims of loops over batch, and returns which ones have them; none where the map cannot
-    /// be encoded.
-    fn add_batch(&mut self, batch: &[[usize; 2]]) -> Option<Vec<usize>> {
-        let bytes = self.dtype.size() as usize;
-        let mut dims = Vec::new();
-        for (at, [size, stride]) in batch.iter().enumerate() {
-            if *size <= 1 || *stride == 0 {
-                continue;
-            }
-            dims.push(at);
-            self.dims.push(*size as u64);
-            self.strides_bytes.push((stride * bytes) as u64);
-            self.box_dims.push(1);
-        }
-        let is_encodable = self.dims.len() <= DIMS
-            && self.dims.iter().all(|size| *size <= 1 << 31)
-            && self.strides_bytes.iter().all(|bytes| bytes.is_multiple_of(16) && *bytes < 1 << 40);
-        is_encodable.then_some(dims)
-    }
-}
-
 impl fmt::Display for WarpgroupTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ([a, b], [m, n, k]) = (&self.operands, self.tile());
@@ -911,6 +956,7 @@ impl fmt::Display for WarpgroupTile {
         if self.result.is_some() {
             write!(f, ", stored by TMA")?;
         }
+        self.grouped.map_or(Ok(()), |grouped| grouped.fmt(f))?;
         match self.workspace {
             Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
             None => Ok(()),

@@ -40,6 +40,7 @@ fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
         Tile::Tensor(_) | Tile::Warpgroup(_) | Tile::SliceSum(_) => true,
         Tile::Elementwise(tile) => calls_erf(&tile.rows),
         Tile::PartialSums(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
+        Tile::Routing(_) => false,
     });
     !sums && !matches!(kernel, Kernel::Attention(_) | Kernel::AttentionBwd(_))
 }

@@ -7,11 +7,11 @@ use ir::DType;
 
 use crate::{Buffer, Random, run, run_on_threads, same_bits, sets};
 
-const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+pub(crate) const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
 /// The most that a result may be off, of the largest element of its tensor. With pairs of BF16 what
 /// is inside of an expert is rounded, too.
-fn tolerance(dtype: DType) -> f64 {
+pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
         DType::F32 => 4e-6,
@@ -22,7 +22,7 @@ fn tolerance(dtype: DType) -> f64 {
 
 /// Which gates are not 0.
 #[derive(Clone, Copy, Debug)]
-enum Routing {
+pub(crate) enum Routing {
     /// This many experts of each token.
     TopK(usize),
     /// Those of one expert.
@@ -58,7 +58,7 @@ fn gates(random: &mut Random, e: &Experts, routing: Routing) -> Vec<f64> {
     gates
 }
 
-fn random_experts(random: &mut Random, dtype: DType) -> Experts {
+pub(crate) fn random_experts(random: &mut Random, dtype: DType) -> Experts {
     let experts = 1 + random.below(6);
     Experts {
         tokens: random.pick(&[1, 2, 5, 31, 64, 130, 300]),
@@ -73,7 +73,7 @@ fn random_experts(random: &mut Random, dtype: DType) -> Experts {
 }
 
 /// `x gates w_gate w_up w_down dy`: what is inside of experts is about one.
-fn operands(random: &mut Random, e: &Experts, routing: Routing) -> Vec<Buffer> {
+pub(crate) fn operands(random: &mut Random, e: &Experts, routing: Routing) -> Vec<Buffer> {
     let [of_model, of_inner] = [e.model, e.inner].map(|size| 2.0 / (size as f64).sqrt());
     let mut numbers = |len: usize, scale: f64| -> Vec<f64> {
         random.numbers(len).iter().map(|x| x * scale).collect()
@@ -96,7 +96,16 @@ fn add(target: &mut [f64], factor: f64, row: &[f64]) {
 }
 
 /// `y`, then the gradients, by the formulas, pair by pair.
-fn reference(e: &Experts, operands: &[Buffer]) -> (Vec<f64>, [Vec<f64>; 5]) {
+pub(crate) fn reference(e: &Experts, operands: &[Buffer]) -> (Vec<f64>, [Vec<f64>; 5]) {
+    reference_rounded(e, operands, &|x| x)
+}
+
+/// The same, where what is multiplied is rounded before.
+pub(crate) fn reference_rounded(
+    e: &Experts,
+    operands: &[Buffer],
+    round: &dyn Fn(f64) -> f64,
+) -> (Vec<f64>, [Vec<f64>; 5]) {
     let numbers: Vec<Vec<f64>> = operands.iter().map(Buffer::numbers).collect();
     let [x, gates, w_gate, w_up, w_down, dy] = &numbers[..] else { panic!("six operands") };
     let Experts { tokens, experts, model, inner, .. } = *e;
@@ -119,15 +128,17 @@ fn reference(e: &Experts, operands: &[Buffer]) -> (Vec<f64>, [Vec<f64>; 5]) {
                 let up = dot(x, &w_up[row.clone()]);
                 let sigmoid = 1.0 / (1.0 + (-gate).exp());
                 let inside = gate * sigmoid * up;
+                let weighted = round(share * inside);
                 let mut outer = 0.0;
                 for m in 0..model {
-                    y[token * model + m] += share * inside * w_down[column(m)];
+                    y[token * model + m] += weighted * w_down[column(m)];
                     outer += dy[m] * w_down[column(m)];
-                    ddown[column(m)] += dy[m] * share * inside;
+                    ddown[column(m)] += dy[m] * weighted;
                 }
                 dgates[token * experts + expert] += outer * inside;
-                let of_up = share * outer * gate * sigmoid;
-                let of_gate = share * outer * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
+                let of_up = round(share * outer * gate * sigmoid);
+                let slope = sigmoid * (1.0 + gate * (1.0 - sigmoid));
+                let of_gate = round(share * outer * up * slope);
                 add(&mut dgate[row.clone()], of_gate, x);
                 add(&mut dup[row.clone()], of_up, x);
                 add(&mut dx[of_token.clone()], of_gate, &w_gate[row.clone()]);
@@ -138,18 +149,40 @@ fn reference(e: &Experts, operands: &[Buffer]) -> (Vec<f64>, [Vec<f64>; 5]) {
     (y, [dx, dgates, dgate, dup, ddown])
 }
 
-fn assert_near(found: &Buffer, want: &[f64], tolerance: f64, what: &str) {
+/// Gradients, of which some are added to what outputs hold.
+pub(crate) fn with_old(e: &Experts, gradients: [Vec<f64>; 5], old: &[Buffer]) -> Vec<Vec<f64>> {
+    let adds = [false; 2].into_iter().chain(e.accumulate);
+    let gradients = gradients.into_iter().zip(old).zip(adds);
+    gradients
+        .map(|((new, old), adds)| {
+            let old = old.numbers();
+            let old = |at: usize| if adds { old[at] } else { 0.0 };
+            new.iter().enumerate().map(|(at, x)| x + old(at)).collect()
+        })
+        .collect()
+}
+
+/// The distance of the element that is furthest from what it should be, over the largest one of the
+/// tensor; infinite where it is no number.
+pub(crate) fn furthest(found: &Buffer, want: &[f64]) -> f64 {
     let found = found.numbers();
-    assert_eq!(found.len(), want.len(), "{what}");
+    assert_eq!(found.len(), want.len());
     let most = want.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
-    for (at, (found, want)) in found.iter().zip(want).enumerate() {
-        let is_near = (found - want).abs() <= tolerance * most;
-        assert!(is_near, "{what}: element {at} is {found}, not {want}, of at most {most}");
-    }
+    let off = |(found, want): (&f64, &f64)| match (found - want).abs() {
+        0.0 => 0.0,
+        apart if apart.is_nan() => f64::INFINITY,
+        apart => apart / most,
+    };
+    found.iter().zip(want).map(off).fold(0.0, f64::max)
+}
+
+pub(crate) fn assert_near(found: &Buffer, want: &[f64], tolerance: f64, what: &str) {
+    let share = furthest(found, want);
+    assert!(share <= tolerance, "{what}: an element is {share} of the largest off");
 }
 
 /// The forward and the backward kernel, with what their outputs hold before.
-fn kernels(random: &mut Random, e: &Experts) -> [(Kernel, Vec<Buffer>); 2] {
+pub(crate) fn kernels(random: &mut Random, e: &Experts) -> [(Kernel, Vec<Buffer>); 2] {
     let forward = Experts { accumulate: [false; 3], ..e.clone() };
     [Kernel::Experts(forward), Kernel::ExpertsBwd(e.clone())].map(|kernel| {
         verify(&kernel).unwrap_or_else(|why| panic!("{kernel}: {why}"));
@@ -159,7 +192,7 @@ fn kernels(random: &mut Random, e: &Experts) -> [(Kernel, Vec<Buffer>); 2] {
     })
 }
 
-const GRADIENTS: [&str; 5] = ["dx", "dgates", "dw_gate", "dw_up", "dw_down"];
+pub(crate) const GRADIENTS: [&str; 5] = ["dx", "dgates", "dw_gate", "dw_up", "dw_down"];
 
 #[test]
 fn experts_are_the_pairs_of_their_tokens() {
@@ -171,15 +204,7 @@ fn experts_are_the_pairs_of_their_tokens() {
         let operands = operands(&mut random, &e, routing);
         let (y, gradients) = reference(&e, &operands);
         let [(forward, old), (backward, old_gradients)] = kernels(&mut random, &e);
-        let adds = [false; 2].into_iter().chain(e.accumulate);
-        let gradients = gradients.into_iter().zip(&old_gradients).zip(adds);
-        let gradients: Vec<Vec<f64>> = gradients
-            .map(|((new, old), adds)| {
-                let old = old.numbers();
-                let old = |at: usize| if adds { old[at] } else { 0.0 };
-                new.iter().enumerate().map(|(at, x)| x + old(at)).collect()
-            })
-            .collect();
+        let gradients = with_old(&e, gradients, &old_gradients);
         for isa in sets() {
             let what = |of: &str| format!("{of} of {e:?}, {routing:?}, on {isa:?}");
             let tolerance = tolerance(e.dtype);

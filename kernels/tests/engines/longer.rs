@@ -15,8 +15,8 @@ use crate::cuda::{RECORDED, launched, share_of_tolerance};
 use crate::flash::{Expected, ExpectedGradient, random_of};
 use crate::shim::{Library, compiler};
 use crate::{
-    Buffer, Case, Random, Recorded, elements, recorded, runs_all, same_bits, skinny, tensor,
-    warpgroup,
+    Buffer, Case, Random, Recorded, elements, experts_cuda, recorded, runs_all, same_bits, skinny,
+    tensor, warpgroup,
 };
 
 /// Orders of threads, and blocks that are resident at once where a function is persistent.
@@ -149,6 +149,31 @@ fn attention() -> Vec<Checked> {
     all
 }
 
+fn experts() -> Vec<Checked> {
+    let mut all = Vec::new();
+    for (family, arch) in [("experts by mma.sync", Arch::Sm80), ("experts by wgmma", Arch::Sm90a)] {
+        for number in 0..40 {
+            let dtype = [DType::BF16, DType::F16][number as usize % 2];
+            let lowered = move |kernel: &Kernel| functions_for(kernel, arch);
+            for expected in experts_cuda::expected(number, dtype, &lowered) {
+                let (case, functions) = (expected.case.clone(), expected.functions.clone());
+                let share = move |found: &[Buffer]| expected.share(found);
+                all.push(Checked { family, dtype, case, functions, share: Box::new(share) });
+            }
+        }
+    }
+    for number in 0..40 {
+        let dtype = [DType::F32, DType::F64][number as usize % 2];
+        for expected in experts_cuda::expected(number, dtype, &cuda::functions) {
+            let (case, functions) = (expected.case.clone(), expected.functions.clone());
+            let share = move |found: &[Buffer]| expected.share(found);
+            let family = "experts on CUDA cores";
+            all.push(Checked { family, dtype, case, functions, share: Box::new(share) });
+        }
+    }
+    all
+}
+
 #[test]
 fn longer_run_of_all_families() {
     if compiler().is_none() {
@@ -159,7 +184,7 @@ fn longer_run_of_all_families() {
         return;
     }
     let mut tallies = BTreeMap::new();
-    for cases in [of_the_cpu(), products(), attention()] {
+    for cases in [of_the_cpu(), products(), attention(), experts()] {
         let mut by_family: BTreeMap<&str, Vec<Checked>> = BTreeMap::new();
         for case in cases {
             by_family.entry(case.family).or_default().push(case);

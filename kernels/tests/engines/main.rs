@@ -14,6 +14,7 @@ mod counts;
 mod cuda;
 mod elements;
 mod experts;
+mod experts_cuda;
 mod flash;
 mod flash_warpgroup;
 mod flash_warpgroup_backward;

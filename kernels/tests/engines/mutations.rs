@@ -9,8 +9,8 @@
 
 use gantline_kernels::cuda::{Arch, Functions, StagedOperand, TensorMap, Tile, functions_for};
 use gantline_kernels::{
-    Access, Attention, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows, Scales,
-    Tiling,
+    Access, Attention, Experts, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows,
+    Scales, Tiling,
 };
 use ir::DType;
 use ir::op::Operands;
@@ -445,6 +445,13 @@ const OF_KEYS: Equivalent = &[
     ("`k_empty + step % 2` is", "stages are released in turn, and filled in order"),
 ];
 
+/// Experts that random gates, of which none is 0, route all tokens to.
+fn experts(dtype: DType) -> Experts {
+    let [tokens, experts, model, inner] = [90, 3, 136, 72];
+    let (top_k, of, accumulate) = (experts, experts, [false; 3]);
+    Experts { tokens, experts, model, inner, top_k, of, accumulate, dtype }
+}
+
 /// A kernel of each family.
 fn subjects() -> Vec<Subject> {
     let older = Arch::Sm80;
@@ -456,6 +463,8 @@ fn subjects() -> Vec<Subject> {
     ];
     all.extend(products());
     all.extend([
+        of("experts on CUDA cores", older, Kernel::Experts(experts(DType::F32)), &[]),
+        of("experts by mma.sync", older, Kernel::Experts(experts(DType::BF16)), &[]),
         of("attention on CUDA cores", older, Kernel::Attention(tensor::attention()), &[]),
         of("its gradient", older, Kernel::AttentionBwd(tensor::attention()), &[]),
         of(

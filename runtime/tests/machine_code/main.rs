@@ -14,9 +14,9 @@ use ir::op::Operands;
 use ir::random::DrawBits;
 use kernels::cuda::{Arch, SKINNY_ROWS, device_prelude, functions_for};
 use kernels::{
-    Access, Attention, BinaryOp, Border, Copy, CopyLoop, Dropout, Family, Instr, Kernel, LoopAB,
-    LoopAC, LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, Scales, StoredTypes, Tiling,
-    UnaryOp,
+    Access, Attention, BinaryOp, Border, Copy, CopyLoop, Dropout, Experts, Family, Instr, Kernel,
+    LoopAB, LoopAC, LoopBC, Offset, Output, Product, ReduceOp, RowInput, Rows, Scales, StoredTypes,
+    Tiling, UnaryOp,
 };
 
 use listing::{disassembler, is, is_float_atomic, is_local, kind};
@@ -324,6 +324,36 @@ fn convolutions() -> [Expected; 2] {
     ]
 }
 
+/// What is looked for in routed experts and in their gradient.
+fn experts() -> Vec<Expected> {
+    let e = |dtype: DType| Experts {
+        tokens: 512,
+        experts: 8,
+        model: 512,
+        inner: 1536,
+        top_k: 2,
+        of: 8,
+        accumulate: [true, true, false],
+        dtype,
+    };
+    let forward = |dtype| Kernel::Experts(Experts { accumulate: [false; 3], ..e(dtype) });
+    let backward = |dtype| Kernel::ExpertsBwd(e(dtype));
+    let of =
+        |what, kernel, archs, has, lacks| Expected { what, archs, kernel, has, lacks, wide: &[] };
+    let (by_mma, by_wgmma): (&[Arch], &[Arch]) =
+        (&[Arch::Sm80, Arch::Sm89, Arch::Sm100], &[Arch::Sm90a]);
+    let mma: &[&str] = &["HMMA.16816.F32", "LDSM", "LDGSTS", "VOTE"];
+    let wgmma: &[&str] = &["HGMMA.64x128x16.F32", "UTMALDG", "UTMASTG", "USETMAXREG", "VOTE"];
+    vec![
+        of("experts of BF16", forward(DType::BF16), by_mma, mma, &["HGMMA"][..]),
+        of("gradient of experts of F16", backward(DType::F16), by_mma, mma, &["HGMMA"]),
+        of("experts of BF16 by warpgroups", forward(DType::BF16), by_wgmma, wgmma, &["HMMA"]),
+        of("gradient of experts by warpgroups", backward(DType::BF16), by_wgmma, wgmma, &["HMMA"]),
+        of("experts of F32", forward(DType::F32), by_mma, &["FFMA", "VOTE"], &["HMMA"]),
+        of("gradient of experts of F32", backward(DType::F32), by_mma, &["FFMA"], &["HMMA"]),
+    ]
+}
+
 /// The table of what is looked for.
 fn expectations() -> Vec<Expected> {
     let by_warpgroups = |what, kernel| Expected {
@@ -392,6 +422,7 @@ fn expectations() -> Vec<Expected> {
     ]);
     all.extend(products_of_other_elements().into_iter().chain(convolutions()));
     all.extend(gradients());
+    all.extend(experts());
     all
 }
 

@@ -5,13 +5,11 @@ use codegen::compile::{Compiled, compile};
 use ir::plan::{Keep, Zero};
 use ir::program::{Exchange, Group, Instruction, Step};
 use ir::{Axis, DType, Mesh, Plan};
-use kernels::Kernel;
 use planner::link::Link;
 
 use super::mistakes::{self, Plant, instructions_where, pick};
 use super::{places_found, text};
-use crate::experts::mixtral;
-use crate::model::{Wanted, plan_sharing, prepared};
+use crate::model::{Wanted, mixtral, plan_sharing, prepared};
 
 const SEQ: usize = 10;
 
@@ -114,15 +112,4 @@ fn programs_that_share_experts_pass_and_mistakes_in_them_are_found() {
         }
     }
     assert!(own.iter().all(|places| *places > 0), "{own:?}");
-}
-
-/// No text for GPUs is asked of kernels that have none.
-#[test]
-fn kernels_for_cpus_are_refused_on_gpus() {
-    let (plan, sound) = sharing(1, 0, 1);
-    let is_expert = |kernel: &Kernel| !kernel.is_on_gpus();
-    assert!(sound.kernels.iter().any(is_expert), "experts have a kernel");
-    let target = Some(ir::Target::Cuda(ir::target::Arch::Sm90a));
-    let found = check(&sound.programs, &sound.kernels, &Plan { target, ..plan });
-    assert!(found.iter().any(|one| one.code == "E2125"), "{}", text(&found));
 }

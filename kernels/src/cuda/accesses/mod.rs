@@ -8,9 +8,9 @@
 //!
 //! Counted are fused loops over rows, products by `mma.sync` (of these `ldmatrix` alone counts as
 //! shared memory), sums of slices, and what moves elements to places that the kernel names. Nothing
-//! is known here of other families, of images, of what ids or launch scalars decide, of what TMA
-//! copies, and of loops whose loads a compiler may move or leave out: those that nothing uses, and
-//! in F64 those beside functions of the library.
+//! is known here of other families, of images, of what ids, routers or launch scalars decide, of
+//! what TMA copies, and of loops whose loads a compiler may move or leave out: those that nothing
+//! uses, and in F64 those beside functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
@@ -70,7 +70,8 @@ impl Function {
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
             | Tile::FlashWarpgroupBackward(_)
-            | Tile::Lines(_) => None,
+            | Tile::Lines(_)
+            | Tile::Routing(_) => None,
         }
     }
 }

@@ -98,11 +98,11 @@ impl Stages<'_> {
     }
 }
 
-/// Accesses of a product by `mma.sync`; none of one whose second operand is an image, or that has
-/// scales, whose loads a compiler merges.
+/// Accesses of a product by `mma.sync`; none of one whose second operand is an image, that has
+/// scales, whose loads a compiler merges, or whose tiles depend on how tokens are routed.
 pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
     let p = &tile.product;
-    if !p.borders.is_empty() || tile.scales.is_some() {
+    if !p.borders.is_empty() || tile.scales.is_some() || tile.grouped.is_some() {
         return None;
     }
     let loops = joined_loops(p, tile.elements);

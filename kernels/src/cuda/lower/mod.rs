@@ -2,6 +2,7 @@
 
 mod aligned;
 mod attention;
+mod experts;
 mod lines;
 mod moves;
 mod product;
@@ -51,8 +52,9 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
         Kernel::AttentionBwd(a) => {
             attention::backward(what, a, &inputs, &outputs, (&mut all, arch));
         }
-        Kernel::Experts(_) | Kernel::ExpertsBwd(_) => {
-            unreachable!("verified: kernels of experts are for CPUs")
+        Kernel::Experts(e) => experts::forward(what, e, &inputs, outputs[0], (&mut all, arch)),
+        Kernel::ExpertsBwd(e) => {
+            experts::backward(what, e, &inputs, &outputs, (&mut all, arch));
         }
         Kernel::Gather(g) => all.functions.push(moves::gather(what, g, all_parameters())),
         Kernel::ScatterAdd(g) | Kernel::Replace(g) => {

@@ -6,6 +6,7 @@ use ir::target::Arch;
 use super::aligned::aligned;
 use super::rows;
 use crate::cuda::function::{Function, Functions};
+use crate::cuda::grouped::Grouped;
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::product::{ProductTile, THREADS};
 use crate::cuda::scales::ScaleParameters;
@@ -88,11 +89,11 @@ fn slice_sum(sum: SliceSum, what: &str, parameters: Vec<Parameter>) -> Function 
 }
 
 /// The block tiles of a product.
-struct BlockTiles {
-    tile: Tile,
+pub(super) struct BlockTiles {
+    pub(super) tile: Tile,
     /// Along batch, m and n.
-    tiles: [usize; 3],
-    threads: u32,
+    pub(super) tiles: [usize; 3],
+    pub(super) threads: u32,
     /// Whether each slice of k is summed by a block of its own.
     is_split: bool,
 }
@@ -104,7 +105,8 @@ impl BlockTiles {
         let fitting = arch.and_then(|arch| Some((arch, tensor::fits(product, arch)?)));
         let Some((arch, elements)) = fitting else {
             let scales = ScaleParameters::of(product, 3);
-            let tile = ProductTile { product: product.clone(), bias, addend, scales };
+            let tile =
+                ProductTile { product: product.clone(), bias, addend, scales, grouped: None };
             let tiles = tile.tiles();
             return BlockTiles {
                 tile: Tile::Product(tile),
@@ -119,9 +121,52 @@ impl BlockTiles {
             let is_split = tile.workspace.is_some();
             return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };
         }
-        let tile = TensorTile::of(product, elements, added);
+        let tile = TensorTile::of(product, elements, added, None);
         let (tiles, threads, is_split) = (tile.tiles(), tile.threads(), tile.workspace.is_some());
         BlockTiles { tile: Tile::Tensor(tile), tiles, threads, is_split }
+    }
+}
+
+impl BlockTiles {
+    /// Those of a product of the rows of experts.
+    pub(super) fn of_experts(
+        product: &Product,
+        grouped: Grouped,
+        arch: Option<Arch>,
+    ) -> BlockTiles {
+        let fitting = arch.and_then(|arch| Some((arch, tensor::fits(product, arch)?)));
+        if let Some((arch, elements)) = fitting {
+            if arch == Arch::Sm90a && on_warpgroups(product, elements) {
+                let tile = WarpgroupTile::of_experts(product, grouped);
+                return BlockTiles {
+                    tiles: tile.tiles(),
+                    threads: tile.threads(),
+                    tile: Tile::Warpgroup(tile),
+                    is_split: false,
+                };
+            }
+            let tile = TensorTile::of(product, elements, [None; 2], Some(grouped));
+            return BlockTiles {
+                tiles: tile.tiles(),
+                threads: tile.threads(),
+                tile: Tile::Tensor(tile),
+                is_split: false,
+            };
+        }
+        let tile = ProductTile {
+            product: product.clone(),
+            bias: None,
+            addend: None,
+            scales: None,
+            grouped: Some(grouped),
+        };
+        let tiles = tile.tiles();
+        BlockTiles { tile: Tile::Product(tile), tiles, threads: THREADS, is_split: false }
+    }
+
+    /// Runs of columns whose parts of the gradients of gates are stored.
+    pub(super) fn parts(&self) -> usize {
+        if let Tile::Tensor(tile) = &self.tile { tile.parts() } else { self.tiles[2] }
     }
 }
 

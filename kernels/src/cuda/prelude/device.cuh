@@ -76,6 +76,9 @@ PART void end_turn(unsigned int* counter, unsigned int next) {
 // The value of the lane whose number differs in `bits`.
 template <class T> PART T shuffle_xor(T x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
 template <class T> PART T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// Whether it holds of each lane, a bit per lane: all lanes of the warp take part.
+PART unsigned int ballot(bool holds) { return __ballot_sync(0xffffffffu, holds); }
+PART unsigned int bits_set(unsigned int x) { return __popc(x); }
 
 // Vectors: adjacent elements, aligned to their size.
 template <class T, int N> struct Vector;

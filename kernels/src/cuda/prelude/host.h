@@ -580,6 +580,17 @@ template <class T> T shuffle(T x, int lane) {
   shim::sync_lanes("shuffle");
   return found;
 }
+inline unsigned int ballot(bool holds) {
+  unsigned int me = shim::lane(), mask = 0;
+  shim::block.shown[me] = &holds;
+  shim::sync_lanes("ballot");
+  for (unsigned int lane = 0; lane < 32; lane++) {
+    mask |= (unsigned int)*(const bool*)shim::block.shown[me / 32 * 32 + lane] << lane;
+  }
+  shim::sync_lanes("ballot");
+  return mask;
+}
+inline unsigned int bits_set(unsigned int x) { return (unsigned int)__builtin_popcount(x); }
 template <class T> T shuffle_xor(T x, int bits) { return shuffle(x, (int)(shim::lane() % 32) ^ bits); }
 
 template <class T, int N> struct Vector;

@@ -368,6 +368,19 @@ template <class C> PART C silu_grad(C x, C dy) {
   return dy * (s * inner);
 }
 
+// ---- counts of a warp
+
+// The sum of the numbers of the lanes up to the thread's own.
+PART u32 sum_up_to_lane(u32 x) {
+  const int lane = (int)(threadIdx.x % 32);
+  UNROLL
+  for (int step = 1; step < 32; step *= 2) {
+    const u32 before = shuffle(x, lane < step ? lane : lane - step);
+    x += lane < step ? 0 : before;
+  }
+  return x;
+}
+
 // ---- accumulators of tensor cores, stored by quads
 
 // Lanes whose numbers differ in `bits` exchange: the lower one keeps `low` and receives the other's
