@@ -215,6 +215,11 @@ fn way_out(error: &runtime::Error) -> Option<String> {
             let run = root.parent().unwrap_or(root).display();
             format!("make room, then go on with `gantline train --resume {run}`")
         }
+        runtime::Error::Room { what, .. } if what.contains("offloads") => {
+            let folders =
+                "`train` offloads to the disk of its directory, other commands to $TMPDIR";
+            format!("make room there; {folders}")
+        }
         runtime::Error::Room { .. } => {
             "make room, choose another directory, or keep fewer checkpoints with --keep".to_owned()
         }

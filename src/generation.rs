@@ -108,6 +108,7 @@ impl Generator {
             threads_per_rank: options.threads_per_rank,
             deadline: crate::deadline(None),
             tracing: Tracing::None,
+            disk: None,
         };
         let mut session = Session::start(Arc::new(classes), &how)?;
         fill(&mut session, &model)?;

@@ -136,8 +136,9 @@ const DECISIONS: &str = "Decisions";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
 pub struct Limited {
-    /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute; on GPUs also
-    /// schedule, shard, offload, placement
+    /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute, offload,
+    /// offload-optimizer, offload-activations; on GPUs also schedule, shard, offload-parameters,
+    /// placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// Forbid a kind of parallelism, or another decision
@@ -203,6 +204,9 @@ impl Limited {
             Decision::Vpp,
             Decision::Keep,
             Decision::Recompute,
+            Decision::Offload,
+            Decision::OffloadOptimizer,
+            Decision::OffloadActivations,
         ];
         let refuse = |decision: Decision| {
             if decision == Decision::Schedule {

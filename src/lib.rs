@@ -62,7 +62,7 @@ pub mod progress;
 pub mod output;
 pub mod failure;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -205,18 +205,20 @@ fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagno
 
 /// Programs to session: ranks that wait for work, as threads of this process.
 pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failure> {
-    start_predicted(classes, threads_per_rank, None)
+    start_predicted(classes, threads_per_rank, None, None)
 }
 
 /// Programs to session, where a step is predicted to take `step_s` seconds: a rank that takes much
-/// longer is taken to hang.
+/// longer is taken to hang. What the plan places on a disk lies on that of a directory; the
+/// system's for temporary files, where there is none.
 pub fn start_predicted(
     classes: Classes,
     threads_per_rank: usize,
     step_s: Option<f64>,
+    disk: Option<PathBuf>,
 ) -> Result<Session, Failure> {
     check_memory(&classes, threads_per_rank)?;
     let (deadline, tracing) = (deadline(step_s), Tracing::None);
-    let options = runtime::execute::Options { threads_per_rank, deadline, tracing };
+    let options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
     Ok(Session::start(Arc::new(classes), &options)?)
 }

@@ -1,6 +1,7 @@
 //! What is trained and how: a model, prepared and planned.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use ir::import::{Architecture, Description, Init, Model, Options, Weight};
 use ir::lora::{Adapter, Lora, adapt, trained_count};
@@ -137,6 +138,7 @@ impl Training {
         let held = |rank: usize| &footprints[classes.class_of(rank)];
         let fullest = (0..ranks).rev().max_by_key(|rank| held(*rank).total()).unwrap_or(0);
         let all = (0..ranks).map(|rank| held(rank).total()).sum();
+        let offloaded = (0..ranks).map(|rank| held(rank).disk).sum::<u64>();
         let steps = settings.steps.saturating_sub(done);
         let mut text = format!(
             "memory   {} on {ranks} ranks, of which rank {fullest} holds {}: {}\n",
@@ -162,6 +164,10 @@ impl Training {
             if most == 1 { "" } else { "s" },
             output::bytes(checkpoint)
         );
+        if offloaded > 0 {
+            let bytes = output::bytes(offloaded);
+            text += &format!("         {bytes} while it trains, for what the plan offloads\n");
+        }
         let plan = "`gantline plan -o FILE` writes the plan, and `train --plan FILE` takes it";
         Ok(text + &format!("nothing was trained or written; {plan}"))
     }
@@ -206,10 +212,11 @@ impl Training {
         }
     }
 
-    /// Compiles, and starts the ranks.
-    pub fn start(&self, settings: &Settings) -> Result<Session, Failure> {
+    /// Compiles, and starts the ranks. What the plan places on a disk lies on that of a directory.
+    pub fn start(&self, settings: &Settings, folder: &Path) -> Result<Session, Failure> {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
-        crate::start_predicted(classes, self.threads(settings), self.predicted_step_s())
+        let (threads, step_s) = (self.threads(settings), self.predicted_step_s());
+        crate::start_predicted(classes, threads, step_s, Some(folder.to_owned()))
     }
 
     /// The weights that a checkpoint of the model has: all but those of adapters.

@@ -31,6 +31,7 @@
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 //! | E2123 | a workspace that is not as large as its kernel needs on the plan's target |
 //! | E2124 | the ranks of a stage do not have each element of a weight |
+//! | E2127 | what is being copied is read or written before the copy is awaited |
 
 mod access;
 mod labels;
@@ -163,6 +164,8 @@ impl Setup<'_> {
             Some(Step::Feed { .. }) => "feed",
             Some(Step::Send { .. }) => "send",
             Some(Step::Receive { .. }) => "receive",
+            Some(Step::Move { .. }) => "move",
+            Some(Step::Await { .. }) => "await",
             None => return format!("{class}, the end of {phase}"),
         };
         let instruction = at.instruction.map_or_else(String::new, |i| format!(", instruction {i}"));

@@ -68,7 +68,6 @@ impl Features {
 
     /// Those that no program of this release carries out, in words.
     pub fn lacking(&self) -> Vec<&'static str> {
-        let is_moved = |(_, place): (&str, Place)| place != Place::Device;
         let shards = self.zero.ranks(self.data_ranks);
         let is_split = shards > 1;
         let fits = |a: usize, b: usize| a.checked_rem(b) == Some(0);
@@ -84,7 +83,7 @@ impl Features {
                 is_split && !has_whole_shards,
                 "ZeRO over ranks that are neither a multiple of cp nor a factor",
             ),
-            (self.offload.places().into_iter().any(is_moved), "offload"),
+            (self.offload.parameters != Place::Device, "offload of parameters"),
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()
     }

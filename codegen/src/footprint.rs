@@ -54,6 +54,15 @@ pub struct Footprint {
     /// Messages that the rank has sent and nobody has taken yet, at most.
     #[serde(default)]
     pub mailboxes: u64,
+    /// What the plan places in the memory of the host, where that is not the rank's own.
+    #[serde(default)]
+    pub host: u64,
+    /// The same where it is: beside the arenas of CPUs.
+    #[serde(default)]
+    pub offloaded: u64,
+    /// What the plan places on a disk.
+    #[serde(default)]
+    pub disk: u64,
 }
 
 impl Footprint {
@@ -66,20 +75,24 @@ impl Footprint {
         target: Option<Target>,
         threads: usize,
     ) -> Vec<Footprint> {
-        let of = |program: &P| Footprint {
-            workspace: workspace(program.borrow(), kernels, target, threads),
-            mailboxes: mailbox_bytes(program.borrow(), programs),
-            ..Footprint::of(program.borrow())
+        let is_host = target.and_then(Target::arch).is_none();
+        let of = |program: &P| {
+            let own = Footprint::of(program.borrow());
+            let [host, offloaded] = if is_host { [0, own.host] } else { [own.host, 0] };
+            let workspace = workspace(program.borrow(), kernels, target, threads);
+            let mailboxes = mailbox_bytes(program.borrow(), programs);
+            Footprint { host, offloaded, workspace, mailboxes, ..own }
         };
         programs.iter().map(of).collect()
     }
 
-    /// The footprint of a program, but for its messages and workspaces.
+    /// The footprint of a program of GPUs, but for its messages and workspaces.
     fn of(program: &Program) -> Footprint {
         let (stage, arena) = (program.stage, program.arena_bytes);
         let mut footprint = Footprint { stage, arena, ..Footprint::default() };
         let splits_gradients = program.splits_gradients();
-        for buffer in &program.buffers {
+        (footprint.host, footprint.disk) = (program.host_bytes, program.disk_bytes);
+        for buffer in on_device(program) {
             match buffer.contents {
                 Contents::Param(_) => footprint.params += buffer.bytes,
                 Contents::Master(_) => footprint.masters += buffer.bytes,
@@ -103,7 +116,8 @@ impl Footprint {
                 | Contents::Output
                 | Contents::Activation
                 | Contents::Frame
-                | Contents::View => {}
+                | Contents::View
+                | Contents::Part { .. } => {}
             }
         }
         let Footprint { params, masters, grads, states, caches, .. } = footprint;
@@ -118,9 +132,9 @@ impl Footprint {
         self.activations.saturating_sub(self.working + self.communication)
     }
 
-    /// All bytes.
+    /// All bytes in the memory of the rank.
     pub fn total(&self) -> u64 {
-        self.arena + self.workspace + self.mailboxes
+        self.arena + self.workspace + self.mailboxes + self.offloaded
     }
 
     /// What holds bytes, the most first.
@@ -134,9 +148,11 @@ impl Footprint {
             ("activations", Bytes(self.activations)),
             ("workspaces", Bytes(self.workspace)),
             ("mailboxes", Bytes(self.mailboxes)),
+            ("offloaded to the host", Bytes(self.offloaded)),
         ];
         holders.retain(|(name, bytes)| {
-            !["master weights", "caches", "workspaces", "mailboxes"].contains(name) || bytes.0 > 0
+            let is_usual = ["parameters", "gradients", "optimizer state", "activations"];
+            is_usual.contains(name) || bytes.0 > 0
         });
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders
@@ -167,6 +183,11 @@ fn workspace(program: &Program, kernels: &[Kernel], target: Option<Target>, thre
     instructions.map(bytes).max().unwrap_or(0)
 }
 
+/// The buffers in the device's memory.
+fn on_device(program: &Program) -> impl Iterator<Item = &Buffer> {
+    program.buffers.iter().filter(|buffer| buffer.offset + buffer.bytes <= program.arena_bytes)
+}
+
 /// The bytes of the arena in which only scratch memory of calls lies, and those in which operands
 /// of collectives lie and nothing that outlives a call.
 fn scratch(program: &Program) -> [u64; 2] {
@@ -177,10 +198,12 @@ fn scratch(program: &Program) -> [u64; 2] {
         ShardRole::Term | ShardRole::Rounded => true,
         ShardRole::Master | ShardRole::Param | ShardRole::State(_) | ShardRole::Scale(_) => false,
     };
-    let kept = program.buffers.iter().filter(|buffer| match &buffer.contents {
-        Contents::Frame | Contents::View | Contents::Gathered { .. } | Contents::Term { .. } => {
-            false
-        }
+    let kept = on_device(program).filter(|buffer| match &buffer.contents {
+        Contents::Frame
+        | Contents::View
+        | Contents::Part { .. }
+        | Contents::Gathered { .. }
+        | Contents::Term { .. } => false,
         Contents::Shard { role, .. } => !passes(*role),
         Contents::Param(_)
         | Contents::Master(_)
@@ -225,7 +248,11 @@ fn scratch(program: &Program) -> [u64; 2] {
 fn call(step: &Step) -> Option<(usize, BufferId)> {
     match step {
         Step::Call { routine, frame, .. } => Some((*routine, (*frame)?)),
-        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        Step::Feed { .. }
+        | Step::Send { .. }
+        | Step::Receive { .. }
+        | Step::Move { .. }
+        | Step::Await { .. } => None,
     }
 }
 
@@ -266,7 +293,12 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
         match step {
             Step::Receive { from, .. } if *from == program.stage => count += 1,
             Step::Send { to, .. } if *to == program.stage => taken.push(count),
-            Step::Receive { .. } | Step::Send { .. } | Step::Feed { .. } | Step::Call { .. } => {}
+            Step::Receive { .. }
+            | Step::Send { .. }
+            | Step::Feed { .. }
+            | Step::Call { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => {}
         }
     }
     let (mut sent, mut received, mut most) = (0u64, 0, 0);
@@ -278,7 +310,12 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
                 let bytes = program.buffers[buffer.0 as usize].bytes;
                 most = most.max((sent - taken[received]) * bytes);
             }
-            Step::Receive { .. } | Step::Send { .. } | Step::Feed { .. } | Step::Call { .. } => {}
+            Step::Receive { .. }
+            | Step::Send { .. }
+            | Step::Feed { .. }
+            | Step::Call { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => {}
         }
     }
     most

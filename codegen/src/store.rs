@@ -5,6 +5,7 @@ mod units;
 use std::collections::BTreeMap;
 
 use ir::DType;
+use ir::plan::Place;
 use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
 use ir::program::{
@@ -13,8 +14,11 @@ use ir::program::{
 };
 use serde::Serialize;
 
-use crate::arena::{Lifetime, pack};
+use crate::arena::{Lifetime, Packing, pack};
 pub(crate) use units::{Passing, Unit, extents_of_units};
+
+/// The device among memory spaces.
+const DEVICE: usize = Place::Device as usize;
 
 /// A weight as a class holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,8 +176,12 @@ pub(crate) struct Store {
     /// For each transient buffer, when it is live.
     spans: BTreeMap<u32, (usize, usize)>,
     routines: Vec<Routine>,
-    /// Bytes of what persists.
-    end: u64,
+    /// Where states of the optimizer and masters lie.
+    optimizer: Place,
+    /// The memory spaces of buffers that are not on the device.
+    away: BTreeMap<u32, Place>,
+    /// By memory space: bytes of what persists.
+    ends: [u64; 3],
     params: BTreeMap<usize, BufferId>,
     grads: BTreeMap<usize, BufferId>,
     all_grads: Option<(BufferId, usize)>,
@@ -195,19 +203,20 @@ impl Store {
     /// pieces.
     pub(crate) fn for_training(
         weights: Vec<WeightPlace>,
-        states: usize,
+        (states, optimizer): (usize, Place),
         precision: Precision,
         shards: Shards,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
+        store.optimizer = optimizer;
         let Precision { parameters, gradients, master, .. } = precision;
         let params = store.block("params", parameters, Contents::Param);
         let is_whole = shards.are_one();
         let masters = master.filter(|_| is_whole);
         let masters = masters.map(|dtype| store.block("master", dtype, Contents::Master));
-        let from = store.end;
+        let from = store.ends[DEVICE];
         let grads = store.block("grads", gradients, Contents::Grad);
-        let elements = ((store.end - from) / gradients.size()) as usize;
+        let elements = ((store.ends[DEVICE] - from) / gradients.size()) as usize;
         let all = store.view("grads", gradients, elements, from);
         store.all_grads = Some((all, elements));
         let blocks: Vec<_> =
@@ -289,7 +298,9 @@ impl Store {
             buffers: Vec::new(),
             spans: BTreeMap::new(),
             routines: Vec::new(),
-            end: 0,
+            optimizer: Place::Device,
+            away: BTreeMap::new(),
+            ends: [0; 3],
             params: BTreeMap::new(),
             grads: BTreeMap::new(),
             all_grads: None,
@@ -321,15 +332,16 @@ impl Store {
         has: &dyn Fn(&WeightPlace) -> bool,
         contents: impl Fn(usize) -> Contents,
     ) -> Vec<(Region, usize, u64)> {
+        let at = self.place_of(&contents(0)) as usize;
         // A bucket begins here, and ends where its pieces are equally long.
-        let mut bucket_start = self.end;
+        let mut bucket_start = self.ends[at];
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
             if !has(place) {
                 continue;
             }
-            let start = self.end;
+            let start = self.ends[at];
             let quantum = quantum(&self.precision, place.is_coded) / per;
             let mut sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
             if let Some(last) = sizes.last_mut() {
@@ -338,14 +350,15 @@ impl Store {
             let padded = sizes.iter().product::<usize>().next_multiple_of(quantum);
             let name = format!("{kind}.{}", place.name);
             let buffer = self.persistent(&name, contents(index), dtype, sizes);
-            self.end = start + padded as u64 * dtype.size();
+            self.ends[at] = start + padded as u64 * dtype.size();
             let bucket = region_of(place).bucket();
             let next = weights.get(index + 1).map(|next| region_of(next).bucket());
             if bucket.is_some() && next != Some(bucket) {
                 let pieces = self.shards.pieces(place.experts.is_some());
                 let of_pieces = (quantum * pieces) as u64 * dtype.size();
-                self.end = bucket_start + (self.end - bucket_start).next_multiple_of(of_pieces);
-                bucket_start = self.end;
+                let bytes = self.ends[at] - bucket_start;
+                self.ends[at] = bucket_start + bytes.next_multiple_of(of_pieces);
+                bucket_start = self.ends[at];
             }
             let made = &self.buffers[buffer.0 as usize].contents;
             if matches!(made, Contents::Param(_)) {
@@ -354,8 +367,8 @@ impl Store {
                 self.grads.insert(place.weight, buffer);
             }
             match regions.last_mut() {
-                Some((region, _, end)) if *region == region_of(place) => *end = self.end,
-                _ => regions.push((region_of(place), start, self.end)),
+                Some((region, _, end)) if *region == region_of(place) => *end = self.ends[at],
+                _ => regions.push((region_of(place), start, self.ends[at])),
             }
         }
         self.weights = weights;
@@ -388,18 +401,42 @@ impl Store {
         offset: u64,
         elements: usize,
     ) -> BufferId {
-        let is_it = |b: &Buffer| {
-            b.contents == Contents::View && b.offset == offset && b.sizes == [elements]
+        self.run_in(Place::Device, name, dtype, (offset, elements))
+    }
+
+    /// A view over a run of regions in a memory space, from a byte of that on.
+    pub(crate) fn run_in(
+        &mut self,
+        place: Place,
+        name: &str,
+        dtype: DType,
+        (offset, elements): (u64, usize),
+    ) -> BufferId {
+        let is_it = |(at, b): (usize, &Buffer)| {
+            let is_run = b.contents == Contents::View && b.sizes == [elements];
+            is_run && b.offset == offset && self.place(BufferId(at as u32)) == place
         };
-        match self.buffers.iter().position(is_it) {
-            Some(there) => BufferId(there as u32),
-            None => self.view(name, dtype, elements, offset),
+        if let Some(there) = self.buffers.iter().enumerate().position(is_it) {
+            return BufferId(there as u32);
         }
+        let view = self.view(name, dtype, elements, offset);
+        if place != Place::Device {
+            self.away.insert(view.0, place);
+        }
+        view
     }
 
     fn push(&mut self, buffer: Buffer) -> BufferId {
         self.buffers.push(buffer);
         BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    fn push_in(&mut self, place: Place, buffer: Buffer) -> BufferId {
+        let id = self.push(buffer);
+        if place != Place::Device {
+            self.away.insert(id.0, place);
+        }
+        id
     }
 
     /// A buffer that keeps its place for the whole program.
@@ -411,9 +448,35 @@ impl Store {
         sizes: Vec<usize>,
     ) -> BufferId {
         let bytes = sizes.iter().product::<usize>() as u64 * dtype.size();
-        let offset = self.end;
-        self.end += aligned(bytes);
-        self.push(Buffer { name: name.to_owned(), contents, dtype, sizes, bytes, offset })
+        let place = self.place_of(&contents);
+        let offset = self.ends[place as usize];
+        self.ends[place as usize] += aligned(bytes);
+        let buffer = Buffer { name: name.to_owned(), contents, dtype, sizes, bytes, offset };
+        self.push_in(place, buffer)
+    }
+
+    /// The memory space of what persists.
+    fn place_of(&self, contents: &Contents) -> Place {
+        let is_state = match contents {
+            Contents::Master(_) | Contents::State { .. } | Contents::Scale { .. } => true,
+            Contents::Shard { role: ShardRole::State(_) | ShardRole::Scale(_), .. } => true,
+            // Else it is what parameters are gathered from.
+            Contents::Shard { role: ShardRole::Master, .. } => self.precision.master.is_some(),
+            Contents::Shard { .. }
+            | Contents::Param(_)
+            | Contents::Grad(_)
+            | Contents::Feed(_)
+            | Contents::Stats
+            | Contents::Cache(_)
+            | Contents::Output
+            | Contents::View
+            | Contents::Part { .. }
+            | Contents::Activation
+            | Contents::Frame
+            | Contents::Gathered { .. }
+            | Contents::Term { .. } => false,
+        };
+        if is_state { self.optimizer } else { Place::Device }
     }
 
     fn view(&mut self, name: &str, dtype: DType, elements: usize, offset: u64) -> BufferId {
@@ -423,8 +486,46 @@ impl Store {
         self.push(Buffer { name, contents: Contents::View, dtype, sizes, bytes, offset })
     }
 
-    /// A buffer that begins at an element of a transient one.
-    fn part(
+    /// Some elements of a buffer, from one on.
+    pub(crate) fn slice(&mut self, whole: BufferId, first: usize, elements: usize) -> BufferId {
+        let Buffer { ref name, ref contents, dtype, offset, .. } = self.buffers[whole.0 as usize];
+        let (name, place) = (name.clone(), self.place(whole));
+        let persists = contents.outlasts_step() || *contents == Contents::View;
+        if persists && !self.spans.contains_key(&whole.0) {
+            return self.run_in(
+                place,
+                &name,
+                dtype,
+                (offset + first as u64 * dtype.size(), elements),
+            );
+        }
+        self.part(&name, Contents::Part { of: whole }, dtype, vec![elements], (whole, first))
+    }
+
+    /// Room on the device, at a moment, for some elements like those of a buffer.
+    pub(crate) fn staged(&mut self, like: BufferId, elements: usize, at: usize) -> BufferId {
+        let Buffer { ref name, dtype, .. } = self.buffers[like.0 as usize];
+        let name = format!("{name}.staged");
+        self.transient(&name, Contents::Activation, dtype, vec![elements], (at, at))
+    }
+
+    /// The first elements of room for as many or more, as room of its own.
+    pub(crate) fn first_of(&mut self, whole: BufferId, elements: usize) -> BufferId {
+        let Buffer { ref name, ref sizes, dtype, .. } = self.buffers[whole.0 as usize];
+        if *sizes == [elements] {
+            return whole;
+        }
+        let name = name.clone();
+        self.part(&name, Contents::Activation, dtype, vec![elements], (whole, 0))
+    }
+
+    /// The memory space of a buffer.
+    pub(crate) fn place(&self, buffer: BufferId) -> Place {
+        self.away.get(&buffer.0).copied().unwrap_or_default()
+    }
+
+    /// A buffer that begins at an element of another one.
+    pub(crate) fn part(
         &mut self,
         name: &str,
         contents: Contents,
@@ -455,6 +556,21 @@ impl Store {
         id
     }
 
+    /// A value that is live from one moment to another in a memory space.
+    pub(crate) fn transient_in(
+        &mut self,
+        place: Place,
+        name: &str,
+        (dtype, sizes): (DType, Vec<usize>),
+        span: (usize, usize),
+    ) -> BufferId {
+        let id = self.transient(name, Contents::Activation, dtype, sizes, span);
+        if place != Place::Device {
+            self.away.insert(id.0, place);
+        }
+        id
+    }
+
     /// The scratch memory of a call.
     pub(crate) fn frame(&mut self, name: &str, bytes: u64, position: usize) -> BufferId {
         let sizes = vec![bytes as usize];
@@ -478,7 +594,7 @@ impl Store {
 
     /// Loss sum, count and squared gradient norm.
     pub(crate) fn stats(&mut self) {
-        let (start, dtype) = (self.end, self.precision.accumulate);
+        let (start, dtype) = (self.ends[DEVICE], self.precision.accumulate);
         let whole = self.persistent("stats", Contents::Stats, dtype, vec![3]);
         let size = dtype.size();
         self.stats = vec![whole];
@@ -548,6 +664,21 @@ impl Store {
         &self.routines[at]
     }
 
+    /// Places what is transient in a memory space, after what persists.
+    fn pack_transients(&mut self, place: Place) -> Packing {
+        let is_there = |id: &u32| self.place(BufferId(*id)) == place;
+        let ids: Vec<u32> = self.spans.keys().copied().filter(is_there).collect();
+        let lifetime = |id: &u32| {
+            let (first, last) = self.spans[id];
+            Lifetime { bytes: self.buffers[*id as usize].bytes, first, last }
+        };
+        let packing = pack(&ids.iter().map(lifetime).collect::<Vec<_>>());
+        for (id, offset) in ids.iter().zip(&packing.offsets) {
+            self.buffers[*id as usize].offset = self.ends[place as usize] + offset;
+        }
+        packing
+    }
+
     /// Places what is transient and ends the program.
     pub(crate) fn into_program(
         mut self,
@@ -556,17 +687,13 @@ impl Store {
         [steps, evaluate]: [Vec<Step>; 2],
         entries: Vec<Entry>,
     ) -> Program {
-        let lifetimes: Vec<Lifetime> = self
-            .spans
-            .iter()
-            .map(|(id, (first, last))| {
-                let bytes = self.buffers[*id as usize].bytes;
-                Lifetime { bytes, first: *first, last: *last }
-            })
-            .collect();
-        let packing = pack(&lifetimes);
-        for (id, offset) in self.spans.keys().zip(&packing.offsets) {
-            self.buffers[*id as usize].offset = self.end + offset;
+        let packings = Place::ALL.map(|place| self.pack_transients(place));
+        let bytes =
+            Place::ALL.map(|place| self.ends[place as usize] + packings[place as usize].bytes);
+        // Offsets count through all arenas.
+        let starts = [0, bytes[DEVICE], bytes[DEVICE] + bytes[Place::Host as usize]];
+        for (id, place) in &self.away {
+            self.buffers[*id as usize].offset += starts[*place as usize];
         }
         for (id, (whole, first)) in &self.within {
             self.buffers[*id as usize].offset = self.buffers[*whole as usize].offset + first;
@@ -585,8 +712,10 @@ impl Store {
             tensor,
             weights: weights.collect(),
             buffers: self.buffers,
-            arena_bytes: self.end + packing.bytes,
-            live_bytes_max: self.end + packing.live_bytes_max,
+            arena_bytes: bytes[DEVICE],
+            host_bytes: bytes[Place::Host as usize],
+            disk_bytes: bytes[Place::Disk as usize],
+            live_bytes_max: self.ends[DEVICE] + packings[DEVICE].live_bytes_max,
             routines: self.routines,
             steps,
             evaluate,
@@ -597,7 +726,7 @@ impl Store {
 
 /// Weights are padded to a multiple of this number of elements, so that each role ends on the
 /// alignment: scales of states, too.
-fn quantum(precision: &Precision, is_coded: bool) -> usize {
+pub(crate) fn quantum(precision: &Precision, is_coded: bool) -> usize {
     let Precision { parameters, gradients, states, master, accumulate, .. } = *precision;
     let sizes = [parameters, gradients, states].into_iter().chain(master).map(DType::size);
     let elements = (ALIGNMENT / sizes.min().unwrap_or(1)) as usize;

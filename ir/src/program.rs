@@ -1,14 +1,17 @@
 //! Programs: the instructions of one class of ranks.
 //!
-//! All buffers lie in one arena per memory space, at offsets that are fixed here. Work is in
-//! *routines*, one per specialisation of a function, which are called with slots; so the size of a
-//! program grows neither with depth nor with the number of micro-batches but for one `call` each.
+//! All buffers lie in one arena per memory space, at offsets that are fixed here: they count
+//! through the arena of the device, then through that of the host, then through that of the disk.
+//! Work is in *routines*, one per specialisation of a function, which are called with slots; so the
+//! size of a program grows neither with depth nor with the number of micro-batches but for one
+//! `call` each.
 
 use serde::{Deserialize, Serialize};
 
 use crate::DType;
 use crate::op::Combiner;
 use crate::pieces::PieceOrder;
+use crate::plan::Place;
 use crate::sharding::Axis;
 
 /// The alignment of every buffer, in bytes: a cache line, and the widest vector.
@@ -54,6 +57,11 @@ pub enum Contents {
     Output,
     /// A part of another buffer, or a run of buffers that lie side by side.
     View,
+    /// A part of another buffer, one that does not outlast a step.
+    Part {
+        /// The buffer.
+        of: BufferId,
+    },
     /// A value that lives between routine calls.
     Activation,
     /// The scratch memory of one routine call.
@@ -118,6 +126,7 @@ impl Contents {
             | Contents::Cache(_)
             | Contents::Output
             | Contents::View
+            | Contents::Part { .. }
             | Contents::Activation
             | Contents::Frame => false,
         }
@@ -201,7 +210,7 @@ pub struct Buffer {
     pub sizes: Vec<usize>,
     /// The bytes it takes.
     pub bytes: u64,
-    /// Its place in the arena.
+    /// Its place in the arenas.
     pub offset: u64,
 }
 
@@ -424,6 +433,20 @@ pub enum Step {
         /// The buffer.
         buffer: BufferId,
     },
+    /// A copy from one memory space to another begins: one of the buffers is the device's. Copies
+    /// of a rank are made in the order in which they begin, while its other steps go on. Until one
+    /// is awaited, nothing but further copies writes what it reads, or uses what it writes.
+    Move {
+        /// What is copied.
+        from: BufferId,
+        /// Where to, of equal length.
+        to: BufferId,
+    },
+    /// Waits for the copies from and to a buffer that have begun.
+    Await {
+        /// The buffer.
+        buffer: BufferId,
+    },
 }
 
 /// One of the things that a program for inference can be asked to do: all entries share weights
@@ -463,9 +486,14 @@ pub struct Program {
     pub weights: Vec<WeightShard>,
     /// All buffers.
     pub buffers: Vec<Buffer>,
-    /// The bytes of the arena.
+    /// The bytes of the device's arena.
     pub arena_bytes: u64,
-    /// The largest sum of bytes, each rounded to the alignment, that are live at once.
+    /// The bytes of the arena in the memory of the host.
+    pub host_bytes: u64,
+    /// The bytes of the arena on a disk.
+    pub disk_bytes: u64,
+    /// The largest sum of bytes, each rounded to the alignment, that are live at once on the
+    /// device.
     pub live_bytes_max: u64,
     /// The routines.
     pub routines: Vec<Routine>,
@@ -484,6 +512,25 @@ impl Program {
     /// The place of the class on the pipeline, context-parallel and tensor-parallel axes.
     pub fn place(&self) -> [usize; 3] {
         [self.stage, self.context, self.tensor]
+    }
+
+    /// The bytes of an arena, and the offset at which it begins.
+    pub fn arena(&self, place: Place) -> (u64, u64) {
+        let Program { arena_bytes, host_bytes, disk_bytes, .. } = *self;
+        match place {
+            Place::Device => (arena_bytes, 0),
+            Place::Host => (host_bytes, arena_bytes),
+            Place::Disk => (disk_bytes, arena_bytes.saturating_add(host_bytes)),
+        }
+    }
+
+    /// The memory space in which a buffer lies; none if it is in no arena.
+    pub fn place_of(&self, buffer: &Buffer) -> Option<Place> {
+        let end = buffer.offset.checked_add(buffer.bytes)?;
+        Place::ALL.into_iter().find(|place| {
+            let (bytes, start) = self.arena(*place);
+            start <= buffer.offset && start.checked_add(bytes).is_some_and(|last| end <= last)
+        })
     }
 
     /// The weights in a bucket, which its view names.

@@ -15,6 +15,7 @@
 //! | E2107 | a buffer of another element type than its use |
 //! | E2108 | a collective whose counts, elements or buffers do not fit its group |
 //! | E2109 | a call that writes where it reads or writes at once |
+//! | E2126 | a move not between device and host or disk, or an operand not in the device's memory |
 
 mod apart;
 mod routine;
@@ -22,7 +23,7 @@ mod steps;
 
 use std::ops::RangeInclusive;
 
-use ir::plan::{MICROBATCHES_MAX, Mesh, RANKS_MAX, TOKENS_MAX};
+use ir::plan::{MICROBATCHES_MAX, Mesh, Place, RANKS_MAX, TOKENS_MAX};
 use ir::program::{
     ALIGNMENT, Buffer, BufferId, Contents, Feed, Program, STATE_BLOCK, ShardRole, Step, scale_dims,
 };
@@ -135,10 +136,13 @@ struct ProgramCheck<'a> {
 
 impl ProgramCheck<'_> {
     fn buffers(&self, findings: &mut Findings) {
-        let arena = self.program.arena_bytes;
-        findings.require(arena <= BYTES_MAX, "E2103", &self.place, &|| {
-            format!("an arena of {arena} bytes")
-        });
+        for place in Place::ALL {
+            let (bytes, start) = self.program.arena(place);
+            let is_aligned = bytes == 0 || start.is_multiple_of(ALIGNMENT);
+            findings.require(bytes <= BYTES_MAX && is_aligned, "E2103", &self.place, &|| {
+                format!("an arena of {bytes} bytes on the {}", place.name())
+            });
+        }
         for weight in &self.program.weights {
             let inside = |(global, (start, size)): (&usize, &(usize, usize))| {
                 start.checked_add(*size).is_some_and(|end| end <= *global)
@@ -164,12 +168,12 @@ impl ProgramCheck<'_> {
         if bytes_of(sizes, *dtype) != Some(*bytes) {
             return Err(format!("has {bytes} bytes, which its sizes do not make"));
         }
-        let end = offset.checked_add(*bytes);
-        if end.is_none_or(|end| end > self.program.arena_bytes) {
+        if self.program.place_of(buffer).is_none() {
             let arena = self.program.arena_bytes;
             return Err(format!("of {bytes} bytes at {offset} leaves the arena of {arena} bytes"));
         }
-        let step = if *contents == Contents::View { dtype.size() } else { ALIGNMENT };
+        let is_view = matches!(contents, Contents::View | Contents::Part { .. });
+        let step = if is_view { dtype.size() } else { ALIGNMENT };
         if !offset.is_multiple_of(step) {
             return Err(format!("at {offset} is not aligned to {step} bytes"));
         }
@@ -212,6 +216,7 @@ impl ProgramCheck<'_> {
                 if numbers { Ok(()) } else { Err("is no three numbers".to_owned()) }
             }
             Contents::Shard { bucket, role } => self.piece(*bucket, *role, sizes),
+            Contents::Part { of } => self.part(*of, buffer),
             Contents::Cache(_) if sizes.len() < 2 => Err("is no cache of tokens".to_owned()),
             Contents::Output if sizes.is_empty() => Err("has no samples".to_owned()),
             Contents::Cache(_)
@@ -220,6 +225,17 @@ impl ProgramCheck<'_> {
             | Contents::Activation
             | Contents::Frame => Ok(()),
         }
+    }
+
+    /// A part lies in a buffer of its type that is no part itself.
+    fn part(&self, of: BufferId, buffer: &Buffer) -> Result<(), String> {
+        let whole = self.buffer_at(of).filter(|whole| {
+            let is_whole = !matches!(whole.contents, Contents::View | Contents::Part { .. });
+            let [start, end] = [whole.offset, whole.offset.saturating_add(whole.bytes)];
+            let lies = start <= buffer.offset && buffer.offset.saturating_add(buffer.bytes) <= end;
+            is_whole && lies && whole.dtype == buffer.dtype
+        });
+        whole.map(|_| ()).ok_or_else(|| "is no part of a buffer".to_owned())
     }
 
     /// Neighbours among the ranks with the same weights hold the pieces of one copy of a bucket.
@@ -241,7 +257,11 @@ impl ProgramCheck<'_> {
         let mut seen: Vec<String> = Vec::new();
         for buffer in &self.program.buffers {
             match &buffer.contents {
-                Contents::View | Contents::Activation | Contents::Frame | Contents::Output => {}
+                Contents::View
+                | Contents::Part { .. }
+                | Contents::Activation
+                | Contents::Frame
+                | Contents::Output => {}
                 // Calls have those of their own.
                 Contents::Gathered { .. }
                 | Contents::Term { .. }
@@ -303,7 +323,9 @@ fn feeds_agree(programs: &[Program], findings: &mut Findings) {
                 Step::Feed { .. }
                 | Step::Call { .. }
                 | Step::Send { .. }
-                | Step::Receive { .. } => None,
+                | Step::Receive { .. }
+                | Step::Move { .. }
+                | Step::Await { .. } => None,
             })
         });
         let mut sizes = fed.map(|buffer| &buffer.sizes);

@@ -484,7 +484,9 @@ fn experts(e: &Experts, backward: bool) -> Verdict {
         nest(&sizes.map(|size| (size, 0)), 0)?;
     }
     // GPUs number the rows of pairs, each expert's up to a whole tile.
-    let pairs = tokens.checked_mul(top_k.min(experts)).and_then(|n| n.checked_add(experts << 7));
+    let pairs = tokens
+        .checked_mul(top_k.min(experts))
+        .and_then(|n| n.checked_add(experts.checked_mul(128)?));
     require(pairs.is_some_and(|n| u32::try_from(n).is_ok()), "it has too many pairs")?;
     // Of each pair there is a row of what is inside of its expert; operations are counted.
     nest(&[(tokens, 0), (experts, 0), (model.max(inner), 0)], 0)?;

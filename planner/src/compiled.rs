@@ -39,7 +39,7 @@ use crate::simulate::StepTime;
 
 use bound::Bound;
 pub use candidate::Candidate;
-use candidates::{candidates, has_candidates};
+use candidates::{candidates, has_candidates, offloads};
 use layers::LayerTable;
 pub use ranks::Usable;
 
@@ -54,6 +54,9 @@ const KINDS_MAX: usize = 16;
 /// Candidates of another mesh or boundary that are timed at most before one of them is compiled.
 /// Chosen: in models of a dozen layers the fastest one is among them.
 const PROMISING: usize = 64;
+/// Candidates of which values lie elsewhere that are timed at most, each of which is compiled.
+/// Chosen: a second or two, for jobs that lack memory.
+const OFFLOADED_MAX: usize = 64;
 
 /// What a plan is wanted for.
 #[derive(Clone, Debug)]
@@ -154,6 +157,11 @@ pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
     }
 }
 
+/// Candidates of one kind differ in more than numbers.
+fn kind(c: &Candidate) -> (ir::Mesh, usize, bool) {
+    (c.mesh, c.ep, c.sequence)
+}
+
 /// A search as far as it went.
 struct Attempt<'a> {
     table: LayerTable<'a>,
@@ -171,7 +179,8 @@ type Line = BTreeSet<(u64, usize, bool)>;
 
 fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
     let mut table = LayerTable::new(job)?;
-    let (all, failed) = candidates(job, &mut table)?;
+    let [first, others] = offloads(job);
+    let (all, failed) = candidates(job, &mut table, &first)?;
     if all.is_empty() {
         return Err(failed.unwrap_or_else(|| no_candidates(job)));
     }
@@ -179,32 +188,16 @@ fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
         table,
         evaluated: Vec::new(),
         best: None,
-        candidate_count: all.len(),
+        candidate_count: 0,
         bounded_out: 0,
         bound_s: None,
         complete: true,
     };
-    let fits = |bound: &Bound| bound.need <= bound.have;
-    let in_line = |(at, (_, bound)): (usize, &(_, Bound))| (bound.seconds.to_bits(), at, false);
-    let line = all.iter().enumerate().filter(|(_, (_, bound))| fits(bound));
-    let mut line: Line = line.map(in_line).collect();
-    while let Some(first) = line.pop_first() {
-        let (bits, at, is_exact) = first;
-        let seconds = f64::from_bits(bits);
-        let beaten = attempt.best_s() <= seconds * (1.0 - ROUNDING);
-        if beaten || attempt.evaluated.len() >= job.evaluations_max {
-            attempt.complete = beaten;
-            attempt.bound_s = Some(seconds);
-            line.insert(first);
-            break;
-        }
-        if is_exact {
-            attempt.evaluate(&all[at].0)?;
-        } else {
-            line.insert((attempt.table.seconds(&all[at].0)?.to_bits(), at, true));
-        }
+    let is_moved = first.iter().all(|offload| *offload != Offload::default());
+    if is_moved {
+        attempt.evaluate_offloaded(&all)?;
     }
-    line.extend(all.iter().enumerate().filter(|(_, (_, bound))| !fits(bound)).map(in_line));
+    let line = if is_moved { Line::new() } else { attempt.evaluate_in_order(&all)? };
     if attempt.evaluated.is_empty() {
         // Nothing to show: the candidate that comes closest, and that keeps the least.
         let size = |(c, b): &&(Candidate, Bound)| (b.need, c.keeps.clone(), c.microbatch_size);
@@ -212,6 +205,14 @@ fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
         attempt.evaluate(&smallest.expect("there are candidates").0)?;
     } else {
         attempt.evaluate_other_kinds(&all, &line)?;
+    }
+    let best_s = attempt.best_s();
+    // Whether a faster plan lacks memory, by its bound or compiled.
+    let cannot_fit = |(_, bound): &(_, Bound)| !bound.fits() && bound.seconds < best_s;
+    let is_oversized = |scored: &Scored| !scored.fits() && scored.time.seconds < best_s;
+    if all.iter().any(cannot_fit) || attempt.evaluated.iter().any(is_oversized) {
+        let (others, _) = candidates(job, &mut attempt.table, &others)?;
+        attempt.evaluate_offloaded(&others)?;
     }
     attempt.bounded_out = attempt.candidate_count - attempt.evaluated.len();
     Ok(attempt)
@@ -222,13 +223,96 @@ impl Attempt<'_> {
         self.best.map_or(f64::INFINITY, |at| self.evaluated[at].time.seconds)
     }
 
-    fn evaluate(&mut self, candidate: &Candidate) -> Result<(), Diagnostic> {
+    /// Compiles those of some candidates that may fit and be the fastest, the most promising ones
+    /// first. Those that are left.
+    fn evaluate_in_order(&mut self, all: &[(Candidate, Bound)]) -> Result<Line, Diagnostic> {
+        self.candidate_count += all.len();
+        let in_line = |(at, (_, bound)): (usize, &(_, Bound))| (bound.seconds.to_bits(), at, false);
+        let line = all.iter().enumerate().filter(|(_, (_, bound))| bound.fits());
+        let mut line: Line = line.map(in_line).collect();
+        while let Some(first) = line.pop_first() {
+            let (bits, at, is_exact) = first;
+            let seconds = f64::from_bits(bits);
+            let beaten = self.best_s() <= seconds * (1.0 - ROUNDING);
+            if beaten || self.is_over() {
+                self.complete &= beaten;
+                self.bound_at(seconds);
+                line.insert(first);
+                break;
+            }
+            if is_exact {
+                self.evaluate(&all[at].0)?;
+            } else {
+                line.insert((self.table.seconds(&all[at].0)?.to_bits(), at, true));
+            }
+        }
+        line.extend(all.iter().enumerate().filter(|(_, (_, bound))| !bound.fits()).map(in_line));
+        Ok(line)
+    }
+
+    /// Whether as many candidates were compiled as the job allows.
+    fn is_over(&self) -> bool {
+        self.evaluated.len() >= self.table.job().evaluations_max
+    }
+
+    /// Notes the bound of candidates that are not compiled.
+    fn bound_at(&mut self, seconds: f64) {
+        self.bound_s = Some(self.bound_s.map_or(seconds, |other| other.min(seconds)));
+    }
+
+    /// Compiles candidates with offloaded values: while nothing fits, the one of each mesh and
+    /// boundary that needs the least; then the most promising ones. What does not fit tells of all
+    /// that hold as much.
+    fn evaluate_offloaded(&mut self, all: &[(Candidate, Bound)]) -> Result<(), Diagnostic> {
+        self.candidate_count += all.len();
+        let mut left: Vec<usize> = (0..all.len()).filter(|at| all[*at].1.fits()).collect();
+        let mut oversized: Vec<usize> = Vec::new();
+        if self.best.is_none() {
+            let size =
+                |at: &usize| (all[*at].1.need, &all[*at].0.keeps, all[*at].0.microbatch_size);
+            left.sort_by_key(size);
+            let mut seen = BTreeSet::new();
+            let smallest: Vec<usize> = left
+                .iter()
+                .copied()
+                .filter(|at| seen.len() < KINDS_MAX && seen.insert(kind(&all[*at].0)))
+                .collect();
+            for at in smallest {
+                if self.best.is_none() && !self.evaluate(&all[at].0)? {
+                    oversized.push(at);
+                }
+            }
+        }
+        left.sort_by_key(|at| (all[*at].1.seconds.to_bits(), *at));
+        let mut compiled = 0;
+        for at in left {
+            let (candidate, bound) = &all[at];
+            if oversized.iter().any(|other| all[*other].0.is_part_of(candidate)) {
+                continue;
+            }
+            let beaten = self.best_s() <= bound.seconds * (1.0 - ROUNDING);
+            if beaten || self.is_over() || compiled == OFFLOADED_MAX {
+                self.complete &= beaten;
+                self.bound_at(bound.seconds);
+                break;
+            }
+            compiled += 1;
+            if !self.evaluate(candidate)? {
+                oversized.push(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Compiles a candidate; whether it fits.
+    fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, Diagnostic> {
         let scored = self.table.score_candidate(candidate)?;
-        if scored.fits() && scored.time.seconds < self.best_s() {
+        let fits = scored.fits();
+        if fits && scored.time.seconds < self.best_s() {
             self.best = Some(self.evaluated.len());
         }
         self.evaluated.push(scored);
-        Ok(())
+        Ok(fits)
     }
 
     /// Of each mesh and boundary that nothing was compiled of, compiles the fastest of the most
@@ -238,10 +322,9 @@ impl Attempt<'_> {
         all: &[(Candidate, Bound)],
         line: &Line,
     ) -> Result<(), Diagnostic> {
-        let kind = |c: &Candidate| (c.mesh, c.ep, c.sequence);
         let mut seen: BTreeSet<_> = self.evaluated.iter().map(|s| kind(&s.candidate)).collect();
         // What more memory would buy.
-        let faster = |bound: &Bound| bound.need > bound.have && bound.seconds < self.best_s();
+        let faster = |bound: &Bound| !bound.fits() && bound.seconds < self.best_s();
         if let Some((_, at, _)) = line.iter().find(|(_, at, _)| faster(&all[*at].1)) {
             let candidate = &all[*at].0;
             seen.insert(kind(candidate));
@@ -363,7 +446,7 @@ impl<'a> Scorer<'a> {
     /// Those of [`search`] except `E3201`.
     pub fn first(&mut self, limits: &Limits) -> Result<Scored, Diagnostic> {
         let job = Job { limits: limits.clone(), ..self.0.job().clone() };
-        let (all, failed) = candidates(&job, &mut self.0)?;
+        let (all, failed) = candidates(&job, &mut self.0, &offloads(&job).concat())?;
         let Some((candidate, _)) = all.first() else {
             return Err(failed.unwrap_or_else(|| no_candidates(&job)));
         };
@@ -425,7 +508,7 @@ fn assemble(
         context: ContextForm::default(),
         ep: candidate.ep,
         zero: candidate.zero,
-        offload: Offload::default(),
+        offload: candidate.offload,
         optimizer: job.optimizer,
         clip: job.clip,
         functions: functions
@@ -467,7 +550,11 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
 
 /// Says how far the closest candidate is from fitting, why, and what would fit.
 fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
-    let headline = format!("none of {} plans fits in memory", attempt.candidate_count);
+    let (all, compiled) = (attempt.candidate_count, attempt.evaluated.len());
+    let headline = match attempt.complete {
+        true => format!("none of {all} plans fits in memory"),
+        false => format!("none of {compiled} plans that were compiled, of {all}, fits in memory"),
+    };
     let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
     let mut facts = json!({"smallest": null, "nearest": []});
     let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);

@@ -18,7 +18,9 @@ mod devices;
 mod collective;
 pub mod group;
 mod host;
-mod interleaved;
+pub(crate) use host::DISK_BYTES_PER_S;
+pub use host::HostLimits;
+pub mod interleaved;
 mod interval;
 mod layer;
 pub mod legal;
@@ -45,7 +47,6 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Known};
 use crate::configuration::{Configuration, Recompute};
 
-use host::HostLimits;
 use layer::{KnownItems, Lowering, Weights};
 use memory::Memory;
 use network::{Group, Network};
@@ -255,6 +256,11 @@ impl<'a> Estimator<'a> {
     /// Bytes of a device beside what programs allocate: context, libraries, communicators.
     pub fn reserve_bytes(&self) -> f64 {
         self.profile.reserve_bytes
+    }
+
+    /// What a node's memory beside its devices can take.
+    pub fn host(&self) -> HostLimits {
+        self.host
     }
 
     /// The workload.

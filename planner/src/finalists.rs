@@ -62,12 +62,14 @@ pub struct Held {
     pub footprint: Footprint,
     /// Bytes of what is beside it: context, libraries, communicators.
     pub reserve_bytes: f64,
+    /// Bytes on the host beyond its capacity.
+    pub host_excess_bytes: f64,
 }
 
 impl Held {
     /// All bytes.
     pub fn total_bytes(&self) -> f64 {
-        self.footprint.total() as f64 + self.reserve_bytes
+        self.footprint.total() as f64 + self.reserve_bytes + self.host_excess_bytes
     }
 
     /// The bytes by the roles of the closed form. Operands of collectives are working memory; what
@@ -84,6 +86,7 @@ impl Held {
             activations_bytes: kept as f64,
             working_bytes: (activations - kept + workspace) as f64,
             reserve_bytes: self.reserve_bytes,
+            host_excess_bytes: self.host_excess_bytes,
             ..Memory::default()
         }
     }

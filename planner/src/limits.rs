@@ -44,13 +44,19 @@ pub enum Decision {
     Recompute,
     /// Whether anything lies elsewhere than on the device.
     Offload,
+    /// Where states of the optimizer and masters lie, by its place in [`Place::ALL`].
+    OffloadOptimizer,
+    /// Where weights lie between calls, likewise.
+    OffloadParameters,
+    /// Where what the backward pass reads lies between passes, likewise.
+    OffloadActivations,
     /// How the axes are placed: 0 as usual, 1 anyhow, from 2 on in one order.
     Placement,
 }
 
 impl Decision {
     /// All of them.
-    pub const ALL: [Decision; 15] = [
+    pub const ALL: [Decision; 18] = [
         Decision::Pp,
         Decision::Dp,
         Decision::Tp,
@@ -65,6 +71,9 @@ impl Decision {
         Decision::Shard,
         Decision::Recompute,
         Decision::Offload,
+        Decision::OffloadOptimizer,
+        Decision::OffloadParameters,
+        Decision::OffloadActivations,
         Decision::Placement,
     ];
 
@@ -85,6 +94,9 @@ impl Decision {
             Decision::Shard => "shard",
             Decision::Recompute => "recompute",
             Decision::Offload => "offload",
+            Decision::OffloadOptimizer => "offload-optimizer",
+            Decision::OffloadParameters => "offload-parameters",
+            Decision::OffloadActivations => "offload-activations",
             Decision::Placement => "placement",
         }
     }
@@ -94,6 +106,9 @@ impl Decision {
         match self {
             Decision::Keep => &["none", "full"],
             Decision::Sp | Decision::Offload => &["off", "on"],
+            Decision::OffloadOptimizer
+            | Decision::OffloadParameters
+            | Decision::OffloadActivations => &["device", "host", "disk"],
             Decision::Schedule => &["gpipe", "1f1b", "zb-h1", "zb-h2"],
             Decision::Recompute => &["none", "attention", "layers", "full"],
             Decision::Placement => &["usual", "any"],
@@ -121,7 +136,12 @@ impl Decision {
             | Decision::Vpp => 1,
             Decision::Keep | Decision::Schedule => 1,
             Decision::Sp | Decision::Zero | Decision::Shard => 0,
-            Decision::Recompute | Decision::Offload | Decision::Placement => 0,
+            Decision::Recompute
+            | Decision::Offload
+            | Decision::OffloadOptimizer
+            | Decision::OffloadParameters
+            | Decision::OffloadActivations
+            | Decision::Placement => 0,
         }
     }
 }
@@ -325,7 +345,6 @@ impl Limits {
             (Decision::Vpp, c.vpp),
             (Decision::Sp, u32::from(c.sequence_parallel)),
             (Decision::Zero, u32::from(c.zero.stage)),
-            (Decision::Offload, u32::from(c.offload != Offload::default())),
         ];
         let schedule = Schedule::ALL.into_iter().position(|schedule| schedule == c.schedule);
         let (recomputed, keeps) = match c.recompute {
@@ -335,6 +354,7 @@ impl Limits {
             Recompute::Full => (3, self.allow(Decision::Keep, 0)),
         };
         counts.into_iter().all(|(decision, count)| self.allow(decision, count as usize))
+            && self.allow_offload(c.offload)
             && schedule.is_some_and(|place| self.allow(Decision::Schedule, place))
             && self.allow_order(c)
             && match c.zero {
@@ -346,6 +366,15 @@ impl Limits {
             && self
                 .target
                 .is_none_or(|target| target.refusals(c, Sizes::default(), Form::Launch).is_empty())
+    }
+
+    /// Whether values may lie where a configuration places them.
+    pub fn allow_offload(&self, offload: Offload) -> bool {
+        let Offload { optimizer, parameters, activations } = offload;
+        self.allow(Decision::Offload, usize::from(offload != Offload::default()))
+            && self.allow(Decision::OffloadOptimizer, optimizer as usize)
+            && self.allow(Decision::OffloadParameters, parameters as usize)
+            && self.allow(Decision::OffloadActivations, activations as usize)
     }
 
     /// Whether ZeRO may shard over all ranks that hold copies, `dp · cp` of them: where a shard of

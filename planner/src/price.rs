@@ -3,12 +3,14 @@
 //! A kernel takes `max(flops / rate, bytes / bandwidth) + launch`. Rates are those of the
 //! calibration where there is one, else of the datasheet times a chosen efficiency.
 
+use ir::plan::Place;
 use ir::program::{Exchange, Group};
 use ir::{Axis, DType, Mesh};
 use kernels::{Attention, Kernel, Product, price};
 
 use crate::calibration::{Calibration, Curve};
 use crate::cluster::{Cluster, Kind};
+use crate::estimate::DISK_BYTES_PER_S;
 use crate::link::Link;
 use crate::origin::Origin;
 
@@ -247,6 +249,20 @@ impl<'a> Prices<'a> {
             }
             Exchange::AllToAll { .. } => {
                 link.all_to_all(elements as f64 * dtype.size() as f64, members).0
+            }
+        }
+    }
+
+    /// The time in which bytes are copied from the device to another place, or from there. Ranks of
+    /// a node have a disk together.
+    pub fn copy(&self, place: Place, bytes: u64) -> f64 {
+        let bytes = bytes as f64;
+        match place {
+            Place::Device => 0.0,
+            Place::Host => 2.0 * bytes / self.memory_rate(2.0 * bytes, true),
+            Place::Disk => {
+                let rate = DISK_BYTES_PER_S / self.ranks.max(1) as f64;
+                bytes / rate.min(self.memory_rate(2.0 * bytes, true) / 2.0)
             }
         }
     }

@@ -12,7 +12,7 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ir::program::{Group, Program};
+use ir::program::{BufferId, Group, Program};
 use ir::{Axis, Mesh};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,13 +41,16 @@ pub struct Breakdown {
     pub messages_s: f64,
     /// Waiting for other stages and for slower members of a collective.
     pub wait_s: f64,
+    /// Waiting for what comes from the host or a disk, or goes there.
+    #[serde(default)]
+    pub offload_s: f64,
     /// Clearing and updating.
     pub update_s: f64,
 }
 
 impl Breakdown {
     /// The parts by name; their sum is the step.
-    pub fn parts(&self) -> [(&'static str, f64); 9] {
+    pub fn parts(&self) -> [(&'static str, f64); 10] {
         [
             ("products", self.products_s),
             ("other kernels", self.kernels_s),
@@ -57,6 +60,7 @@ impl Breakdown {
             ("dp reduction", self.reduction_s),
             ("messages", self.messages_s),
             ("waiting", self.wait_s),
+            ("offload", self.offload_s),
             ("update", self.update_s),
         ]
     }
@@ -107,16 +111,24 @@ enum Doing {
         left: f64,
         since: f64,
     },
-    /// A collective, or a message that it sends, until then.
+    /// A collective, a message that it sends, or a copy that it waits for, until then.
     Transfer {
         until: f64,
-        is_message: bool,
+        of: Transferred,
     },
     /// Waiting for others since then.
     Waiting {
         since: f64,
     },
     Done,
+}
+
+/// What a class waits for to arrive.
+#[derive(Clone, Copy, PartialEq)]
+enum Transferred {
+    Collective,
+    Message,
+    Copy,
 }
 
 struct Class<'a> {
@@ -128,6 +140,9 @@ struct Class<'a> {
     at_item: usize,
     /// What its kernels would take alone.
     alone_s: f64,
+    /// When the last copy that was begun ends, and when those of each buffer do.
+    copies_end: f64,
+    copied: BTreeMap<BufferId, f64>,
 }
 
 /// The classes of a group, and how many of them have come to the collective.
@@ -240,6 +255,8 @@ impl<'a> Simulation<'a> {
             at_move: 0,
             at_item: 0,
             alone_s: 0.0,
+            copies_end: 0.0,
+            copied: BTreeMap::new(),
         }
     }
 
@@ -336,8 +353,8 @@ impl<'a> Simulation<'a> {
         loop {
             match self.classes[class].doing {
                 Doing::Compute { left, since } if left <= 0.0 => self.end_compute(class, since),
-                Doing::Transfer { until, is_message } if until <= self.now => {
-                    self.end_transfer(class, is_message);
+                Doing::Transfer { until, of } if until <= self.now => {
+                    self.end_transfer(class, of);
                 }
                 Doing::Nothing => {
                     if !self.start(class) {
@@ -378,12 +395,17 @@ impl<'a> Simulation<'a> {
         me.doing = Doing::Nothing;
     }
 
-    fn end_transfer(&mut self, class: usize, is_message: bool) {
-        self.classes[class].doing = Doing::Nothing;
-        if !is_message {
-            self.classes[class].at_item += 1;
-            return;
+    fn end_transfer(&mut self, class: usize, of: Transferred) {
+        let me = &mut self.classes[class];
+        me.doing = Doing::Nothing;
+        match of {
+            Transferred::Collective => me.at_item += 1,
+            Transferred::Copy => me.next_move(),
+            Transferred::Message => self.end_message(class),
         }
+    }
+
+    fn end_message(&mut self, class: usize) {
         let me = &mut self.classes[class];
         let Move::Send { to, .. } = me.script.moves[me.at_move] else {
             unreachable!("a class sends what its program says");
@@ -407,14 +429,30 @@ impl<'a> Simulation<'a> {
         let (mesh, now) = (self.mesh, self.now);
         let me = &mut self.classes[class];
         let Some(next) = me.script.moves.get(me.at_move) else {
+            // A step ends when its copies have.
+            if me.copies_end > now {
+                me.wait_for_copies(me.copies_end, now);
+                return true;
+            }
             me.doing = Doing::Done;
             return false;
         };
         match next {
             Move::Call { .. } => return self.start_item(class),
+            Move::Copy { ends, seconds } => {
+                me.copies_end = me.copies_end.max(now) + seconds;
+                for buffer in ends {
+                    me.copied.insert(*buffer, me.copies_end);
+                }
+                me.next_move();
+            }
+            Move::Await { buffer } => {
+                let until = me.copied.get(buffer).copied().unwrap_or(now);
+                me.wait_for_copies(until.max(now), now);
+            }
             Move::Send { seconds, .. } => {
                 me.time.messages_s += seconds;
-                me.doing = Doing::Transfer { until: now + seconds, is_message: true };
+                me.doing = Doing::Transfer { until: now + seconds, of: Transferred::Message };
             }
             Move::Receive { from } => {
                 let there = self.messages.entry((mesh.on_stage(class, *from), class)).or_insert(0);
@@ -448,7 +486,8 @@ impl<'a> Simulation<'a> {
                 for member in &self.meetings[group].members {
                     let member = &mut self.classes[*member];
                     member.wake(now);
-                    member.doing = Doing::Transfer { until: now + seconds, is_message: false };
+                    member.doing =
+                        Doing::Transfer { until: now + seconds, of: Transferred::Collective };
                     *member.time.exchanged_over(axis) += seconds;
                 }
             }
@@ -458,6 +497,11 @@ impl<'a> Simulation<'a> {
 }
 
 impl Class<'_> {
+    fn wait_for_copies(&mut self, until: f64, now: f64) {
+        self.time.offload_s += until - now;
+        self.doing = Doing::Transfer { until, of: Transferred::Copy };
+    }
+
     fn next_move(&mut self) {
         self.at_move += 1;
         self.at_item = 0;

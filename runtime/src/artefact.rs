@@ -44,7 +44,7 @@ use crate::error::Error;
 use crate::execute::Classes;
 
 /// The version of the format, raised by a change that other versions can't read.
-const FORMAT: u64 = 11;
+const FORMAT: u64 = 12;
 /// The version of the program. Programs and kernels are stored without names of their fields, so
 /// that another version would read them as something else.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -89,9 +89,10 @@ impl Contents {
         Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(&module, entry) }
     }
 
-    /// The bytes of the arenas of all ranks.
+    /// The bytes of the arenas of all ranks in memory: the device's and the host's.
     pub fn arena_bytes(&self) -> u64 {
-        let one_each: u64 = self.programs.iter().map(|program| program.arena_bytes).sum();
+        let in_memory = |program: &Program| program.arena_bytes.saturating_add(program.host_bytes);
+        let one_each = self.programs.iter().map(in_memory).fold(0, u64::saturating_add);
         one_each.saturating_mul(self.plan.mesh.dp as u64)
     }
 }

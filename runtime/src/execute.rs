@@ -18,6 +18,7 @@ mod describe;
 mod finite;
 mod rank;
 mod shards;
+mod spill;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -25,12 +26,13 @@ pub(crate) mod tiny;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ir::ids::{self, IGNORED, Ids};
-use ir::plan::Mesh;
+use ir::plan::{Mesh, Place};
 use ir::program::{Buffer, BufferId, Contents, Feed, Program, Step};
 use ir::sharding::Axis;
 use ir::{DType, Diagnostic};
@@ -42,6 +44,7 @@ use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::local::arena::Arena;
+use crate::local::mover::{Extent, Mover};
 use crate::trace::{Span, Trace, Tracing};
 
 use control::Control;
@@ -168,7 +171,7 @@ fn buffer_of(program: &Program, id: BufferId) -> &Buffer {
 }
 
 /// How programs are executed; nothing here changes a result.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Threads of one rank.
     pub threads_per_rank: usize,
@@ -177,6 +180,9 @@ pub struct Options {
     pub deadline: Duration,
     /// What is timed.
     pub tracing: Tracing,
+    /// The directory on whose disk ranks keep what plans place there, in files without names that
+    /// vanish with the process; none for the system's own for temporary files.
+    pub disk: Option<PathBuf>,
 }
 
 /// The tokens and labels of a global batch, sample by sample.
@@ -286,24 +292,30 @@ pub struct RankTime {
 /// The memory of a rank, lent to the host.
 pub struct Lent<'a> {
     program: &'a Program,
-    arena: &'a Arena,
+    arenas: &'a Arenas,
 }
 
 impl Lent<'_> {
     /// The bytes of a buffer.
     pub fn bytes(&self, buffer: BufferId) -> &[u8] {
-        self.arena.bytes(range(buffer_of(self.program, buffer)))
+        let Extent { arena, range } = extent(self.program, buffer);
+        self.arenas[arena].bytes(range)
     }
 
-    /// The bytes that were allocated for the arena.
-    pub fn arena_bytes(&self) -> u64 {
-        self.arena.len() as u64
+    /// The bytes that were reserved in a memory space.
+    pub fn arena_bytes(&self, place: Place) -> u64 {
+        self.arenas[place as usize].len() as u64
     }
 }
 
+/// The memory of a rank, by [`Place`].
+type Arenas = [Arena; 3];
+/// That of its device.
+const DEVICE: usize = Place::Device as usize;
+
 /// What a rank owns that the host looks at between steps.
 struct Seat {
-    arena: Arena,
+    arenas: Arenas,
     spans: Vec<Span>,
     /// What is not finite in the step that was run last, where it was looked for.
     found: Option<Found>,
@@ -352,7 +364,7 @@ impl Session {
         let mut session =
             Session { classes, control, seats: Vec::new(), threads: Vec::with_capacity(size) };
         for rank in 0..size {
-            let seat = session.make_seat(rank, options.tracing)?;
+            let seat = session.make_seat(rank, options)?;
             session.seats.push(Arc::new(Mutex::new(seat)));
         }
         let epoch = Instant::now();
@@ -363,7 +375,11 @@ impl Session {
             let samples = Arc::clone(&samples);
             let course = Arc::clone(&control.course);
             let make = || {
-                let parts = (Box::new(local) as Box<dyn Communicator>, device(rank)?);
+                let is_away = |place| classes.program_of(rank).arena(place).0 > 0;
+                let moves = [Place::Host, Place::Disk].into_iter().any(is_away);
+                let mover = if moves { Some(Mover::start(rank)?) } else { None };
+                let local = Box::new(local) as Box<dyn Communicator>;
+                let parts = (local, device(rank)?, mover);
                 Ok(Runner::new(classes, parts, options, samples, course, epoch))
             };
             let refused = |source| Error::Threads { whom: format!("rank {rank}"), source };
@@ -380,15 +396,18 @@ impl Session {
         Ok(session)
     }
 
-    fn make_seat(&self, rank: usize, tracing: Tracing) -> Result<Seat, Error> {
+    fn make_seat(&self, rank: usize, options: &Options) -> Result<Seat, Error> {
         let program = self.classes.program_of(rank);
-        let arena = usize::try_from(program.arena_bytes).ok().and_then(Arena::new);
-        let arena = arena.ok_or_else(|| {
-            rank_error(rank, format!("can't reserve {} bytes of memory", program.arena_bytes))
-        })?;
-        let spans = |phase| tracing.span_count(program, steps(program, phase));
+        let in_memory = |place: Place| {
+            let bytes = program.arena(place).0;
+            let arena = usize::try_from(bytes).ok().and_then(Arena::new);
+            arena.ok_or_else(|| rank_error(rank, format!("can't reserve {bytes} bytes of memory")))
+        };
+        let disk = spill::arena(program.arena(Place::Disk).0, rank, options.disk.as_deref())?;
+        let arenas = [in_memory(Place::Device)?, in_memory(Place::Host)?, disk];
+        let spans = |phase| options.tracing.span_count(program, steps(program, phase));
         let spans = self.classes.phases().map(spans).max().unwrap_or(0);
-        Ok(Seat { arena, spans: Vec::with_capacity(spans), found: None })
+        Ok(Seat { arenas, spans: Vec::with_capacity(spans), found: None })
     }
 
     /// The programs.
@@ -531,7 +550,7 @@ impl Session {
         let index = program.buffers.iter().position(|b| b.contents == Contents::Stats);
         let Some(index) = index else { return [0.0; 3] };
         let buffer = &program.buffers[index];
-        finite::stats(buffer.dtype, lock(&self.seats[0]).arena.bytes(range(buffer)))
+        finite::stats(buffer.dtype, lock(&self.seats[0]).arenas[DEVICE].bytes(range(buffer)))
     }
 
     /// Overwrites a buffer of one rank from its start.
@@ -541,22 +560,21 @@ impl Session {
 
     /// Overwrites a buffer of one rank from a byte of it on.
     fn write_from(&mut self, rank: usize, buffer: BufferId, first: usize, bytes: &[u8]) {
-        let range = range(buffer_of(self.classes.program_of(rank), buffer));
+        let Extent { arena, range } = extent(self.classes.program_of(rank), buffer);
         assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
         let range = range.start + first..range.start + first + bytes.len();
-        lock(&self.seats[rank]).arena.bytes_mut(range).copy_from_slice(bytes);
+        lock(&self.seats[rank]).arenas[arena].bytes_mut(range).copy_from_slice(bytes);
     }
 
     /// The bytes of a buffer of one rank.
     pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
-        let range = range(buffer_of(self.classes.program_of(rank), buffer));
-        lock(&self.seats[rank]).arena.bytes(range).to_vec()
+        self.lend(rank, |lent| lent.bytes(buffer).to_vec())
     }
 
     /// Lends the memory of a rank, for reading without a copy.
     pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
         let program = self.classes.program_of(rank);
-        work(&Lent { program, arena: &lock(&self.seats[rank]).arena })
+        work(&Lent { program, arenas: &lock(&self.seats[rank]).arenas })
     }
 
     /// What was timed in the last step.
@@ -583,7 +601,15 @@ impl Drop for Session {
     }
 }
 
-/// The bytes that a buffer takes in the arena.
+/// Where a buffer lies: in which arena, and which bytes of it.
+fn extent(program: &Program, id: BufferId) -> Extent {
+    let buffer = buffer_of(program, id);
+    let place = program.place_of(buffer).expect("verified: buffers lie in arenas");
+    let start = buffer.offset - program.arena(place).1;
+    Extent { arena: place as usize, range: start as usize..(start + buffer.bytes) as usize }
+}
+
+/// The bytes that a buffer takes, counted through all arenas; one of the device's, in that.
 fn range(buffer: &Buffer) -> std::ops::Range<usize> {
     buffer.offset as usize..(buffer.offset + buffer.bytes) as usize
 }

@@ -14,6 +14,7 @@
 
 pub mod arena;
 pub mod memory;
+pub mod mover;
 mod reduce;
 #[cfg(test)]
 mod tests;

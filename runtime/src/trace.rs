@@ -22,7 +22,11 @@ impl Tracing {
     pub(crate) fn span_count(self, program: &Program, steps: &[Step]) -> usize {
         let inner = |step: &Step| match step {
             Step::Call { routine, .. } => program.routines[*routine].instructions.len(),
-            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => 0,
+            Step::Feed { .. }
+            | Step::Send { .. }
+            | Step::Receive { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => 0,
         };
         match self {
             Tracing::None => 0,

@@ -120,11 +120,16 @@ fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String
         "cpu" => format!("{} cores", machine.cores),
         device => device.to_owned(),
     };
+    let on_disk: u64 = contents.programs.iter().map(|program| program.disk_bytes).sum();
+    let on_disk = match on_disk * plan.mesh.dp as u64 {
+        0 => String::new(),
+        bytes => format!(", {} of a disk", Bytes(bytes)),
+    };
     let predicted = plan.predictions.get("step_time_s").map(|p| output::seconds(p.value));
     format!(
         "model   {}: {count} parameters in {}, steps of {gbs} samples of {} tokens\n\
          plan    {} on {}, predicted {} a step\n\
-         needs   {} ranks, {cores} with {}, {} of memory\n\
+         needs   {} ranks, {cores} with {}, {} of memory{on_disk}\n\
          wrote   {}: {} with {} and {}\n",
         model.name,
         plan.dtype(),

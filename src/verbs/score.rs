@@ -29,7 +29,9 @@ use crate::output::{self, Table};
 use crate::planned::Wanted;
 use crate::verbs::assume::{self, Assumed};
 use crate::verbs::flags::Served;
-use crate::verbs::gpus::finalists::{ADAPTERS, Programs, STATED, device_memory, memory_lines};
+use crate::verbs::gpus::finalists::{
+    ADAPTERS, Beside, Programs, STATED, device_memory, memory_lines,
+};
 use crate::verbs::gpus::groups::Mixed;
 use crate::verbs::gpus::groups::page::{document, fits, page};
 use crate::verbs::gpus::{
@@ -181,7 +183,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let wanted = wanted(args, &cluster, [batch, tokens], dtype);
-    let programs = programs(args, &profile, wanted, estimator.reserve_bytes());
+    let programs = programs(args, &profile, wanted, Beside::of(&estimator));
     let held = programs.held(&estimate.configuration);
     let memory = device_memory(&estimate.memory, &held);
     let fits = memory.bytes.total_bytes() <= estimator.memory_bytes;
@@ -241,7 +243,7 @@ fn programs<'a>(
     args: &Args,
     profile: &Profile,
     wanted: Wanted<'a>,
-    reserve_bytes: f64,
+    beside: Beside,
 ) -> Programs<'a> {
     let obstacles = [
         (profile.name != profile::GANTLINE.name, format!("programs of {}", profile.name)),
@@ -249,7 +251,7 @@ fn programs<'a>(
         (!profile.stated.is_empty(), STATED.to_owned()),
         (args.lora.is_some(), ADAPTERS.to_owned()),
     ];
-    Programs::new(wanted, reserve_bytes, &obstacles)
+    Programs::new(wanted, beside, &obstacles)
 }
 
 /// Refuses a tool where nothing is scored for it.

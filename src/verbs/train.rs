@@ -519,7 +519,7 @@ fn execute(
     };
     let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
     let stop = StopSignal::watch(grace)?;
-    let mut session = training.start(settings)?;
+    let mut session = training.start(settings, &run.folder)?;
     let abandon = session.abandon();
     stop.after_grace(move || abandon.now());
     if resumed.is_none() {

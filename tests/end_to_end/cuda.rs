@@ -325,7 +325,7 @@ impl Trained {
     /// A step on devices that the function makes; on the CPU where there is none.
     fn step(&self, device: Option<&dyn Fn() -> Box<dyn Device>>) -> Stepped {
         let deadline = Duration::from_secs(100);
-        let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
+        let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None, disk: None };
         let classes = Arc::clone(&self.classes);
         let session = match device {
             None => Session::start(classes, &options),

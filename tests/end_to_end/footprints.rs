@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use gantline::planned::Wanted as PlansOf;
-use gantline::verbs::gpus::finalists::Programs;
-use ir::plan::{Keep, Schedule, Zero};
+use gantline::verbs::gpus::finalists::{Beside, Programs};
+use ir::plan::{Keep, Place, Schedule, Zero};
 use ir::precision::Precision;
 use ir::{DType, Mesh, Module, Plan};
 use planner::cluster::Cluster;
@@ -31,7 +31,7 @@ fn check_arenas(module: &Module, plan: &Plan) {
     let footprint = codegen::footprint(module, "loss", plan).expect("it compiles");
     let session = session(module, plan);
     let ranks = 0..plan.mesh.ranks();
-    let allocated = ranks.map(|rank| session.lend(rank, |lent| lent.arena_bytes()));
+    let allocated = ranks.map(|rank| session.lend(rank, |lent| lent.arena_bytes(Place::Device)));
     let most = allocated.max().expect("there are ranks");
     assert_eq!(footprint.arena, most, "{plan}");
 }
@@ -148,9 +148,9 @@ fn the_closed_form_is_near_the_programs() {
             predictions: Default::default(),
         };
         let on_gpus = PlansOf { target: cluster.target(), ..wanted.clone() };
-        let programs = Programs::new(wanted, estimator.reserve_bytes(), &[]);
+        let programs = Programs::new(wanted, Beside::of(&estimator), &[]);
         // GPUs gather one call ahead.
-        let gathering = Programs::new(on_gpus, estimator.reserve_bytes(), &[]);
+        let gathering = Programs::new(on_gpus, Beside::of(&estimator), &[]);
         for layout in LAYOUTS {
             // The heads of gpt2-xl are odd.
             let Ok(estimate) = estimator.estimate(&layout.parse().expect("a name")) else {
@@ -235,11 +235,12 @@ fn answers_have_the_memory_of_their_programs() {
     let fit = scratch.json(&format!("fit {asked} --json"));
     assert_eq!(fit["memory"]["from"], "compiled", "{fit:#}");
     // What no program carries out keeps the expectation, and says why.
-    let moved = scratch.json(&format!("plan {asked} --fix offload=on --json"));
+    let moved = scratch.json(&format!("plan {asked} --fix offload-parameters=host --json"));
     assert_eq!(moved["memory"]["from"], "estimate");
-    assert_eq!(moved["memory"]["not_compiled"], "offload");
-    let page = scratch.answer(&format!("plan {asked} --fix offload=on"));
-    assert!(page.contains("expected in closed form; not compiled yet: offload"), "{page}");
+    assert_eq!(moved["memory"]["not_compiled"], "offload of parameters");
+    let page = scratch.answer(&format!("plan {asked} --fix offload-parameters=host"));
+    let told = "expected in closed form; not compiled yet: offload of parameters";
+    assert!(page.contains(told), "{page}");
     let page = scratch.answer(&format!("plan {asked} --fix zero=0,dp=4,offload=off"));
     assert!(page.contains("compiled, ") && page.contains("expected in closed form"), "{page}");
 }

@@ -82,6 +82,7 @@ fn logits_session(case: &str, seq: usize, samples: usize, mesh: Mesh, dtype: DTy
         threads_per_rank: 1,
         deadline: Duration::from_secs(60),
         tracing: Tracing::None,
+        disk: None,
     };
     let mut session = Session::start(Arc::new(classes), &options).expect("the ranks start");
     fill(case, &mut session, &model);

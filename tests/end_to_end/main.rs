@@ -58,6 +58,7 @@ mod model;
 mod names;
 mod narrow;
 mod nodes;
+mod offload;
 mod onnx;
 mod operators;
 mod parallel;

@@ -154,8 +154,12 @@ pub(crate) fn session_with(module: &Module, plan: &Plan, threads_per_rank: usize
     let Compiled { programs, kernels } = compiled;
     let ids = Ids::of(module, "loss");
     let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
-    let options =
-        Options { threads_per_rank, deadline: Duration::from_secs(60), tracing: Tracing::None };
+    let options = Options {
+        threads_per_rank,
+        deadline: Duration::from_secs(60),
+        tracing: Tracing::None,
+        disk: None,
+    };
     Session::start(Arc::new(classes), &options).expect("the ranks start")
 }
 

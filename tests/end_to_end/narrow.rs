@@ -7,7 +7,7 @@ use std::process::Output;
 
 use ir::formats::nearest;
 use ir::ids::IGNORED;
-use ir::plan::Keep;
+use ir::plan::{Keep, Place};
 use ir::precision::Precision;
 use ir::{DType, Mesh};
 use runtime::execute::{Batch, Part, Scalars};
@@ -341,7 +341,7 @@ fn saved_activations_are_rounded_kept_or_not() {
             load(&mut session, &random_weights(&model, 3));
             let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
             let report = session.step(&batch, Scalars::default()).expect("the step runs");
-            let bytes = session.lend(0, |lent| lent.arena_bytes());
+            let bytes = session.lend(0, |lent| lent.arena_bytes(Place::Device));
             let grads = collect_weights(&session, &model.weights, Part::Grad);
             let grads: Vec<Vec<f64>> = grads.iter().map(|g| g.values.to_f64()).collect();
             (report.loss_sum, bytes, grads)

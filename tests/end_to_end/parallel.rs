@@ -34,7 +34,11 @@ fn wanted(pp: usize, dp: usize, tp: usize) -> Wanted {
 fn launches<'a>(program: &'a Program, kernels: &'a [Kernel]) -> impl Iterator<Item = &'a Kernel> {
     let routines = program.steps.iter().filter_map(|step| match step {
         Step::Call { routine, .. } => Some(&program.routines[*routine]),
-        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        Step::Feed { .. }
+        | Step::Send { .. }
+        | Step::Receive { .. }
+        | Step::Move { .. }
+        | Step::Await { .. } => None,
     });
     routines.flat_map(|r| &r.instructions).filter_map(move |i| match i {
         Instruction::Launch { kernel, .. } => Some(&kernels[*kernel]),

@@ -10,7 +10,7 @@ use crate::cli::{Scratch, TINY, text};
 use crate::mesh::{Weights, batch, gpt2, llama, random_weights};
 use crate::model::{Wanted, load, plan, prepared_as, session};
 
-const SEQ: usize = 16;
+pub(crate) const SEQ: usize = 16;
 const SAMPLES: usize = 12;
 /// What ranks may share: the update, gradients too, parameters too.
 const STAGES: [Zero; 3] =
@@ -31,7 +31,7 @@ fn scalars(step: u32, clip: f64) -> Scalars {
 }
 
 /// A session after some steps of a plan.
-fn trained(module: &Module, plan: &Plan, weights: &Weights, clip: f64) -> Session {
+pub(crate) fn trained(module: &Module, plan: &Plan, weights: &Weights, clip: f64) -> Session {
     let mut session = session(module, plan);
     load(&mut session, weights);
     for step in 1..=3 {
@@ -44,7 +44,7 @@ fn trained(module: &Module, plan: &Plan, weights: &Weights, clip: f64) -> Sessio
 }
 
 /// The plans of a mesh: one that shares nothing, and those of all stages.
-fn plans(module: &Module, precision: &Precision, mesh: Mesh) -> (Plan, [Plan; 3]) {
+pub(crate) fn plans(module: &Module, precision: &Precision, mesh: Mesh) -> (Plan, [Plan; 3]) {
     // With four ranks, one micro-batch is all that each has.
     let microbatch_size = if mesh.dp == 4 { SAMPLES / 4 } else { 1 };
     let wanted = Wanted {
@@ -62,7 +62,7 @@ fn plans(module: &Module, precision: &Precision, mesh: Mesh) -> (Plan, [Plan; 3]
 
 /// The largest difference of two sessions in each of the tensors that weights have, relative to the
 /// largest element of all weights: some gradients are nothing but rounding.
-fn distance(a: &Session, b: &Session) -> f64 {
+pub(crate) fn distance(a: &Session, b: &Session) -> f64 {
     let mut worst = 0.0_f64;
     for part in [Part::Weight, Part::Rounded, Part::Grad, Part::State(0), Part::State(1)] {
         let (mut largest, mut apart) = (1e-30_f64, 0.0_f64);
@@ -171,7 +171,7 @@ fn copies_of_what_is_shared_agree_with_what_is_not() {
 
 /// A plan, and the same with gradients that are put off and with interleaved stages, where it has
 /// stages.
-fn schedules(plan: Plan) -> Vec<Plan> {
+pub(crate) fn schedules(plan: Plan) -> Vec<Plan> {
     if plan.mesh.pp == 1 {
         return vec![plan];
     }

@@ -18,7 +18,7 @@ use gantline::job::{ADAMW, PlanRequest};
 use gantline::{LOSS, compile, import, plan, prepare, prepare_as, start};
 use ir::DType;
 use ir::import::{Description, Options, preset, read_config};
-use ir::plan::{FunctionPlan, Keep, Optimizer};
+use ir::plan::{FunctionPlan, Keep, Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::{Buffer, Contents, ShardRole};
 use ir::random::mix;
@@ -277,7 +277,7 @@ fn ranks_of_random_plans_allocate_what_is_predicted() {
         session.step(&batch, Scalars::default()).unwrap();
         session.evaluate(&batch).unwrap();
         for (rank, footprint) in of_rank.iter().enumerate() {
-            let allocated = session.lend(rank, |memory| memory.arena_bytes());
+            let allocated = session.lend(rank, |memory| memory.arena_bytes(Place::Device));
             assert_eq!(footprint.arena, allocated, "rank {rank}, {what}");
         }
         let change = whole.change();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use ir::plan::Place;
 use ir::program::{
     ALIGNMENT, Buffer, BufferId, Contents, Program, STATE_BLOCK, ShardRole, aligned,
 };
@@ -34,8 +35,8 @@ impl Places {
         findings: &mut Findings,
     ) -> Places {
         let persists = |contents: &Contents| {
-            let transient =
-                matches!(contents, Contents::View | Contents::Activation | Contents::Frame);
+            let is_view = matches!(contents, Contents::View | Contents::Part { .. });
+            let transient = is_view || matches!(contents, Contents::Activation | Contents::Frame);
             let transient = transient || contents.passing().is_some();
             !transient && (contents.outlasts_step() || !matches!(contents, Contents::Shard { .. }))
         };
@@ -56,22 +57,14 @@ impl Places {
         });
         let padding_max =
             PADDING_MAX.max(if has_scales { ALIGNMENT * STATE_BLOCK as u64 } else { 0 });
-        let of = |buffer: &Buffer| buffer.offset + aligned(buffer.bytes);
-        let mut ends: Vec<u64> = program.buffers.iter().map(of).collect();
-        for at in 1..bases.len() {
-            let next = bases[at].0.start;
-            let (base, buffer) = &mut bases[at - 1];
-            let contents = &program.buffers[*buffer as usize].contents;
-            let is_of_weight = contents.outlasts_step() || matches!(contents, Contents::Grad(_));
-            let padding_max = padding_max * ranks as u64;
-            if is_of_weight && (base.end..base.end + padding_max).contains(&next) {
-                base.end = next;
-                ends[*buffer as usize] = next;
-            }
-        }
+        let ends = with_padding(program, &mut bases, padding_max * ranks as u64);
         let mut owners = Vec::new();
         for (at, buffer) in program.buffers.iter().enumerate() {
             let range = buffer.offset..buffer.offset + buffer.bytes;
+            if let Contents::Part { of } = buffer.contents {
+                owners.push(vec![(range, of.0)]);
+                continue;
+            }
             if buffer.contents != Contents::View {
                 owners.push(vec![(range, at as u32)]);
                 continue;
@@ -98,6 +91,34 @@ impl Places {
     pub(super) fn of_buffer(&self, buffer: BufferId) -> &[(Range<u64>, u32)] {
         &self.owners[buffer.0 as usize]
     }
+}
+
+/// Lets the bytes of weights and gradients reach to the next buffer, or to the end of their arena,
+/// where what is between is padding. Where each buffer of the program then ends.
+fn with_padding(program: &Program, bases: &mut [(Range<u64>, u32)], padding_max: u64) -> Vec<u64> {
+    let of = |buffer: &Buffer| buffer.offset + aligned(buffer.bytes);
+    let mut ends: Vec<u64> = program.buffers.iter().map(of).collect();
+    let is_no_view = |buffer: &&Buffer| {
+        !matches!(buffer.contents, Contents::View | Contents::Part { .. }) && buffer.bytes > 0
+    };
+    let starts = program.buffers.iter().filter(is_no_view).map(|buffer| buffer.offset);
+    let arena_ends = Place::ALL.map(|place| {
+        let (bytes, start) = program.arena(place);
+        start + bytes
+    });
+    let mut starts: Vec<u64> = starts.chain(arena_ends).collect();
+    starts.sort_unstable();
+    for (base, buffer) in bases {
+        let next = starts.partition_point(|start| *start < base.end);
+        let Some(next) = starts.get(next).copied() else { continue };
+        let contents = &program.buffers[*buffer as usize].contents;
+        let is_of_weight = contents.outlasts_step() || matches!(contents, Contents::Grad(_));
+        if is_of_weight && (base.end..base.end + padding_max).contains(&next) {
+            base.end = next;
+            ends[*buffer as usize] = next;
+        }
+    }
+    ends
 }
 
 /// The parts of a view that calls have for themselves: weights of a bucket, with the bytes between

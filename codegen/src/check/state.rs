@@ -169,9 +169,12 @@ impl<'a> Rank<'a> {
         Some((role, bucket))
     }
 
-    /// The weights behind the elements of a place, from its start on; none if there are none. A
-    /// bucket of which the place is a piece counts as one weight, after all others.
+    /// The weights behind a place, with the elements of each; none if there are none. A bucket of
+    /// which the place is a piece counts as one weight, after all others.
     pub(super) fn weights(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
+        if let Some(original) = self.original(place) {
+            return self.weights(&original);
+        }
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let Owner::Buffer(at) = owner else { return None };
             let buffer = &self.program.buffers[*at as usize];
@@ -180,7 +183,7 @@ impl<'a> Rank<'a> {
                 Contents::Scale { .. } | Contents::Shard { role: ShardRole::Scale(_), .. }
             );
             let per = if is_scale { STATE_BLOCK as u64 } else { 1 };
-            let element = |byte: u64| (byte - place.range.start) / buffer.dtype.size() * per;
+            let element = |byte: u64| (byte - buffer.offset) / buffer.dtype.size() * per;
             let elements = element(range.start)..element(range.end);
             match buffer.contents {
                 Contents::Param(weight)
@@ -198,6 +201,7 @@ impl<'a> Rank<'a> {
                 | Contents::Cache(_)
                 | Contents::Output
                 | Contents::View
+                | Contents::Part { .. }
                 | Contents::Activation
                 | Contents::Frame => None,
             }
@@ -213,7 +217,8 @@ impl<'a> Rank<'a> {
         outputs: &[Place],
     ) {
         let is_kept = |place: &Place| {
-            place.parts.iter().any(|(_, owner)| match owner {
+            let original = self.original(place);
+            original.as_ref().unwrap_or(place).parts.iter().any(|(_, owner)| match owner {
                 Owner::Buffer(at) => {
                     let contents = &self.program.buffers[*at as usize].contents;
                     contents.outlasts_step()
@@ -333,6 +338,7 @@ impl<'a> Rank<'a> {
             | Contents::Cache(_)
             | Contents::Output
             | Contents::View
+            | Contents::Part { .. }
             | Contents::Activation
             | Contents::Frame => return Summed::default(),
         };
@@ -385,6 +391,7 @@ impl<'a> Rank<'a> {
         let is_kept = buffer.contents.outlasts_step();
         let name = &buffer.name;
         let text = match world.setup.phase {
+            Phase::Step if self.is_changed_copy(at, range) => format!("changes `{name}` again"),
             Phase::Evaluate | Phase::Entry(_)
                 if is_kept
                     || matches!(

@@ -4,6 +4,7 @@ mod allocate;
 mod chunk;
 mod exchange;
 mod launch;
+mod offload;
 mod steps;
 mod update;
 
@@ -180,7 +181,11 @@ impl<'a> Class<'a> {
         update::finish(&mut self, scalars, &mut finish)?;
         let routine = |step: &Step| match step {
             Step::Call { routine, .. } => Some(self.store.routine_at(*routine).clone()),
-            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+            Step::Feed { .. }
+            | Step::Send { .. }
+            | Step::Receive { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => None,
         };
         Ok(Ends {
             begin: begin.iter().filter_map(routine).collect(),
@@ -322,7 +327,8 @@ fn store(
 
 /// Room for weights and for what training them takes.
 pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
-    let (states, precision) = (plan.optimizer.state_count(), plan.precision);
+    let states = (plan.optimizer.state_count(), plan.offload.optimizer);
+    let precision = plan.precision;
     let shards = shards(plan);
     if shares_gradients(plan) {
         let gathers = plan.zero.stage > 2;

@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 
 use ir::DType;
+use ir::plan::Place;
 use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
 use serde::Serialize;
 
-use super::{Bucket, Caller, Region, Shards, Store, WeightPlace, quantum, region_of};
+use super::{Bucket, Caller, DEVICE, Region, Shards, Store, WeightPlace, quantum, region_of};
 
 /// A bucket of which ranks share gradients, and all weights that the same calls read.
 #[derive(Clone, Debug)]
@@ -106,12 +107,13 @@ impl Store {
     /// states, and parameters: whole, or their piece where `gathers` says that calls gather them.
     pub(crate) fn for_units(
         weights: Vec<WeightPlace>,
-        states: usize,
+        (states, optimizer): (usize, Place),
         precision: Precision,
         shards: Shards,
         gathers: bool,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
+        store.optimizer = optimizer;
         store.weights.sort_by_key(|place| (Key::of(place), place.weight));
         let weights = store.weights.clone();
         let mut number = 0;
@@ -155,16 +157,16 @@ impl Store {
 
     /// The parameters of a unit, whole, and the view of all.
     fn resident(&mut self, unit: &Unit) -> BufferId {
-        let (start, dtype) = (self.end, self.precision.parameters);
+        let (start, dtype) = (self.ends[DEVICE], self.precision.parameters);
         for member in &unit.members {
             let place = &self.weights[member.weight];
             let (name, weight) = (format!("params.{}", place.name), place.weight);
             let sizes = place.ranges.iter().map(|r| r.1).collect();
-            self.end = start + member.first as u64 * dtype.size();
+            self.ends[DEVICE] = start + member.first as u64 * dtype.size();
             let buffer = self.persistent(&name, Contents::Param(member.weight), dtype, sizes);
             self.params.insert(weight, buffer);
         }
-        self.end = start + unit.elements as u64 * dtype.size();
+        self.ends[DEVICE] = start + unit.elements as u64 * dtype.size();
         self.view("params", dtype, unit.elements, start)
     }
 

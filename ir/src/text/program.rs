@@ -19,6 +19,9 @@
 //!     send b2 to 1
 //!   evaluate
 //! ```
+//! Where values lie elsewhere than on the device, the line of the arena ends with the bytes there,
+//! `host 1024 disk 4096`, and steps `move b2 to b3` and `await b2` begin copies and wait for them.
+//!
 //! A program for inference goes on with `entry decode.1 gives b4`, each followed by its steps.
 //!
 //! In brackets after a kernel stand the scalars of the launch, where it has some.
@@ -44,12 +47,17 @@ pub(crate) use read::unescape;
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Program { stage, context, tensor, arena_bytes, live_bytes_max, .. } = self;
+        let away = [(" host", self.host_bytes), (" disk", self.disk_bytes)];
         write!(f, "program {} class stage {stage}", Name(&self.name))?;
         if *context > 0 {
             write!(f, " context {context}")?;
         }
         writeln!(f, " tensor {tensor}")?;
-        writeln!(f, "  arena {arena_bytes} live {live_bytes_max}")?;
+        write!(f, "  arena {arena_bytes} live {live_bytes_max}")?;
+        for (name, bytes) in away.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            write!(f, "{name} {bytes}")?;
+        }
+        writeln!(f)?;
         for weight in &self.weights {
             let ranges: Vec<String> =
                 weight.ranges.iter().map(|(start, size)| format!("{start}+{size}")).collect();
@@ -167,6 +175,8 @@ fn print_step(f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
         }
         Step::Send { to, buffer } => writeln!(f, "    send b{} to {to}", buffer.0),
         Step::Receive { from, buffer } => writeln!(f, "    receive b{} from {from}", buffer.0),
+        Step::Move { from, to } => writeln!(f, "    move b{} to b{}", from.0, to.0),
+        Step::Await { buffer } => writeln!(f, "    await b{}", buffer.0),
     }
 }
 
@@ -248,6 +258,7 @@ impl fmt::Display for ContentsText<'_> {
             Contents::Cache(cache) => write!(f, "cache {cache}"),
             Contents::Output => f.write_str("output"),
             Contents::View => f.write_str("view"),
+            Contents::Part { of: BufferId(of) } => write!(f, "part b{of}"),
             Contents::Activation => f.write_str("activation"),
             Contents::Frame => f.write_str("frame"),
             Contents::Gathered { weight, bucket: BufferId(bucket) } => {

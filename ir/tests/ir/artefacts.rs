@@ -213,6 +213,7 @@ fn contents(r: &mut Draws) -> Contents {
         6 => Contents::Output,
         7 => Contents::View,
         8 => Contents::Activation,
+        9 => Contents::Part { of: buffer_id(r) },
         _ => Contents::Frame,
     }
 }
@@ -248,13 +249,15 @@ fn instruction(r: &mut Draws) -> Instruction {
 }
 
 fn step(r: &mut Draws) -> Step {
-    match r.below(4) {
+    match r.below(6) {
         0 => Step::Feed { feed: feed(r), microbatch: r.below(9), buffer: buffer_id(r) },
         1 => {
             let frame = if r.coin() { Some(buffer_id(r)) } else { None };
             Step::Call { routine: r.below(9), slots: some(r, 5, buffer_id), frame }
         }
         2 => Step::Send { to: r.below(9), buffer: buffer_id(r) },
+        3 => Step::Move { from: buffer_id(r), to: buffer_id(r) },
+        4 => Step::Await { buffer: buffer_id(r) },
         _ => Step::Receive { from: r.below(9), buffer: buffer_id(r) },
     }
 }
@@ -301,6 +304,8 @@ fn program(r: &mut Draws) -> Program {
         weights: some(r, 3, shard),
         buffers: some(r, 8, buffer),
         arena_bytes: r.word(),
+        host_bytes: if r.coin() { r.word() } else { 0 },
+        disk_bytes: if r.coin() { r.word() } else { 0 },
         live_bytes_max: r.word(),
         routines: some(r, 3, routine),
         steps: some(r, 8, step),

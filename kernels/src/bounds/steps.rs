@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use ir::DType;
+use ir::plan::Place;
 use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Instruction, Ref, Step};
 
 use super::apart::Apart;
@@ -46,7 +47,7 @@ impl ProgramCheck<'_> {
         };
         match step {
             Step::Feed { feed, buffer, microbatch } => {
-                let buffer = there(*buffer)?;
+                let buffer = self.on_device(*buffer)?;
                 if buffer.contents != Contents::Feed(*feed) {
                     return Err((
                         "E2104",
@@ -58,12 +59,35 @@ impl ProgramCheck<'_> {
             }
             Step::Call { routine, slots, frame } => self.call(*routine, slots, *frame, uses),
             Step::Send { to: stage, buffer } | Step::Receive { from: stage, buffer } => {
-                there(*buffer)?;
+                self.on_device(*buffer)?;
                 if *stage >= self.mesh.pp || *stage == self.program.stage {
                     return Err(("E2104", format!("stage {stage} is no other stage")));
                 }
                 Ok(())
             }
+            Step::Move { from, to } => {
+                let [from, to] = [there(*from)?, there(*to)?];
+                let is_on_device = |buffer| self.program.place_of(buffer) == Some(Place::Device);
+                let is_equal = from.bytes == to.bytes && from.dtype == to.dtype;
+                if is_equal && is_on_device(from) != is_on_device(to) {
+                    return Ok(());
+                }
+                let headline = format!("`{}` is not copied to `{}`", from.name, to.name);
+                Err(("E2126", headline))
+            }
+            Step::Await { buffer } => there(*buffer).map(|_| ()),
+        }
+    }
+
+    /// A buffer that the device uses.
+    fn on_device(&self, id: BufferId) -> Result<&Buffer, (&'static str, String)> {
+        let buffer =
+            self.buffer_at(id).ok_or_else(|| ("E2104", format!("buffer {} is not there", id.0)))?;
+        match self.program.place_of(buffer) {
+            Some(Place::Host | Place::Disk) => {
+                Err(("E2126", format!("uses `{}`, which is not on the device", buffer.name)))
+            }
+            Some(Place::Device) | None => Ok(buffer),
         }
     }
 
@@ -83,9 +107,7 @@ impl ProgramCheck<'_> {
         }
         let used = uses.entry(index).or_insert_with(|| self.uses(index));
         for (at, ((name, bytes), id)) in routine.slots.iter().zip(slots).enumerate() {
-            let buffer = self.buffer_at(*id);
-            let buffer =
-                buffer.ok_or_else(|| ("E2104", format!("buffer {} is not there", id.0)))?;
+            let buffer = self.on_device(*id)?;
             if buffer.bytes < *bytes {
                 let Buffer { name: passed, bytes: there, .. } = buffer;
                 let headline =
@@ -99,11 +121,11 @@ impl ProgramCheck<'_> {
             }
         }
         let meeting = self.meeting(routine, &used.apart, slots, frame);
-        match frame.map(|id| self.buffer_at(id)) {
+        match frame.map(|id| self.on_device(id)) {
             None if routine.locals.is_empty() => apart(meeting),
             None => Err(("E2105", format!("calls `{}` without a frame", routine.name))),
-            Some(None) => Err(("E2104", "the frame is not there".to_owned())),
-            Some(Some(frame)) => {
+            Some(Err(why)) => Err(why),
+            Some(Ok(frame)) => {
                 let fits = frame.contents == Contents::Frame
                     && frame.bytes >= routine.frame_bytes
                     && frame.offset.is_multiple_of(ALIGNMENT);

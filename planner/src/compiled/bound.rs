@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use codegen::calls::{Calls, Operand, Weight};
-use ir::plan::Optimizer;
+use ir::plan::{Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
@@ -33,6 +33,8 @@ struct Stage {
     compute_s: f64,
     /// Clearing, summing and updating on one rank.
     update_s: f64,
+    /// Copying states of the optimizer to the device and back.
+    moved_s: f64,
     /// The reduction of gradients.
     reduction_s: f64,
     /// Bytes of the fullest rank.
@@ -50,6 +52,13 @@ pub(super) struct Bound {
     pub(super) need: u64,
     /// The bytes that it has.
     pub(super) have: u64,
+}
+
+impl Bound {
+    /// Whether the candidate may fit.
+    pub(super) fn fits(&self) -> bool {
+        self.need <= self.have
+    }
 }
 
 /// The weights that calls read, and what a tensor-parallel rank has of each at least.
@@ -132,8 +141,10 @@ fn stages(
                 let added_s = if candidate.zero.stage > 1 { price.added_s } else { 0.0 };
                 stage.seconds += price.seconds - added_s;
                 stage.compute_s += price.compute_s - added_s * tp as f64;
-                kept[chunk] += price.kept_bytes;
-                kept_of_all[chunk] += price.kept_bytes_of_all;
+                if candidate.offload.activations != Place::Disk {
+                    kept[chunk] += price.kept_bytes;
+                    kept_of_all[chunk] += price.kept_bytes_of_all;
+                }
                 for weight in read {
                     if holder[*weight] == at + 1 {
                         continue;
@@ -153,6 +164,7 @@ fn stages(
         for which in [0, 1].into_iter().filter(|which| held[*which] > 0) {
             let share = (updated[which] / shares[which]) as f64;
             stage.update_s = stage.update_s.max(update_seconds(job, share, rates));
+            stage.moved_s += moved_seconds(job, candidate, share, rates);
             let [each, once] = reduction(job, candidate, held[which] as f64, groups[which]);
             stage.seconds += each;
             stage.reduction_s += once;
@@ -210,14 +222,28 @@ fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
     moved.iter().map(seconds).sum()
 }
 
+/// Seconds in which states of the optimizer and masters of `elements` elements come to the device
+/// and go back.
+fn moved_seconds(job: &Job<'_>, candidate: &Candidate, elements: f64, rates: &Prices<'_>) -> f64 {
+    let Precision { states, master, .. } = job.precision;
+    let each = job.optimizer.state_count() as u64 * states.size() + master.map_or(0, DType::size);
+    let bytes = (each as f64 * elements) as u64;
+    2.0 * rates.copy(candidate.offload.optimizer, bytes)
+}
+
 /// What is held for each element of a weight, by each rank and by all that share it: itself, its
 /// gradient, its master and states. Where ranks share the update and not parameters, what is
 /// updated is always a copy.
 fn bytes_of_weight(job: &Job<'_>, candidate: &Candidate) -> [u64; 2] {
     let Precision { parameters, gradients, states, master, .. } = job.precision;
-    let states = job.optimizer.state_count() as u64 * states.size();
+    // What lies in the memory of the host is in that of the ranks.
+    let is_held = candidate.offload.optimizer != Place::Disk;
+    let states = if is_held { job.optimizer.state_count() as u64 * states.size() } else { 0 };
     let copy = (candidate.zero.stage > 0).then_some(job.precision.updated());
-    let updated = master.or(copy).map_or(0, DType::size);
+    let updated = match master {
+        Some(_) if !is_held => 0,
+        Some(_) | None => master.or(copy).map_or(0, DType::size),
+    };
     let (parameters, gradients) = (parameters.size(), gradients.size());
     match candidate.zero.stage {
         0 | 1 => [parameters + gradients, updated + states],
@@ -234,7 +260,8 @@ fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Price
         chain = chain.max(before + count * stage.seconds);
         before += stage.first_s;
     }
-    let end = stages.iter().map(|s| s.reduction_s + s.update_s).fold(0.0, f64::max);
+    let ends = stages.iter().map(|s| s.reduction_s + s.update_s.max(s.moved_s));
+    let end = ends.fold(0.0, f64::max);
     if rates.oversubscription() <= 1.0 {
         return chain + end;
     }

@@ -2,7 +2,7 @@
 
 use codegen::calls::Calls;
 use codegen::schedule::Pipeline;
-use ir::plan::{Keep, Schedule, Zero};
+use ir::plan::{Keep, Offload, Place, Schedule, Zero};
 use ir::{Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,9 @@ pub struct Candidate {
     /// The order of micro-batches.
     #[serde(default)]
     pub schedule: Schedule,
+    /// What lies elsewhere than on the device.
+    #[serde(default)]
+    pub offload: Offload,
 }
 
 fn one() -> usize {
@@ -65,7 +68,19 @@ impl Candidate {
             stage_ends: plan.stage_ends.clone(),
             zero: plan.zero,
             schedule: plan.schedule,
+            offload: plan.offload,
         }
+    }
+
+    /// Whether another candidate holds all that this one does: it differs in larger micro-batches
+    /// or in values that it does not offload.
+    pub(super) fn is_part_of(&self, other: &Candidate) -> bool {
+        let keeps = |own: Place, other: Place| own == other || other == Place::Device;
+        let is_moved = keeps(self.offload.optimizer, other.offload.optimizer)
+            && keeps(self.offload.activations, other.offload.activations);
+        let (microbatch_size, offload) = (self.microbatch_size, self.offload);
+        let alike = Candidate { microbatch_size, offload, ..other.clone() };
+        is_moved && self.microbatch_size <= other.microbatch_size && alike == *self
     }
 
     /// Chunks of a stage.
@@ -106,6 +121,7 @@ impl Candidate {
             zero: self.zero,
             vpp: u32::try_from(self.chunks()).unwrap_or(u32::MAX),
             schedule: self.schedule,
+            offload: self.offload,
             ..of_mesh(self.mesh)
         };
         named(decided, calls, &self.stage_ends, &keeps)

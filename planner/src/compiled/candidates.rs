@@ -1,7 +1,7 @@
 //! The candidates: everything that the limits allow, each with a lower bound of its time.
 
 use codegen::specialise::attends;
-use ir::plan::{Keep, Optimizer, Schedule, Zero};
+use ir::plan::{Keep, Offload, Optimizer, Place, Schedule, Zero};
 use ir::{Diagnostic, Mesh};
 
 use super::bound::{Bound, Weights, bound};
@@ -17,17 +17,20 @@ use crate::limits::{Decision, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NON
 const CUTS_MAX: usize = 512;
 /// As [`CUTS_MAX`], into interleaved chunks. Chosen: they add few candidates.
 const CHUNK_CUTS_MAX: usize = 16;
-/// As [`CUTS_MAX`], where ranks share gradients: what they exchange around each call is known once
-/// a candidate is compiled, which takes a hundred times as long as to time another one. Chosen: all
-/// ways to cut five calls into two stages; of more, the even and the balanced one.
+/// As [`CUTS_MAX`], where ranks share gradients, or values are offloaded: what is exchanged or
+/// copied around each call is known once a candidate is compiled, which takes a hundred times as
+/// long as to time another one. Chosen: all ways to cut five calls into two stages; of more, the
+/// even and the balanced one.
 const SHARED_CUTS_MAX: usize = 4;
 
 type Bounded = Vec<(Candidate, Bound)>;
 
-/// All candidates with their bounds, and why some meshes have none.
+/// All candidates with one of some placements of values, with their bounds, and why some meshes
+/// have none.
 pub(super) fn candidates(
     job: &Job<'_>,
     table: &mut LayerTable<'_>,
+    offloads: &[Offload],
 ) -> Result<(Bounded, Option<Diagnostic>), Diagnostic> {
     let mut all = Vec::new();
     let mut failed = None;
@@ -49,7 +52,7 @@ pub(super) fn candidates(
                 continue;
             }
             for keeps in keep_sets(job, table.layer_count()) {
-                match add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all) {
+                match add_cuts(job, table, (mesh, &weights), (&keeps, offloads), key, &mut all) {
                     // What ranks cannot share by tokens, they may share otherwise.
                     Err(diagnostic) if key.cp > 1 => _ = failed.get_or_insert(diagnostic),
                     added => added?,
@@ -74,6 +77,7 @@ fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(
         stage_ends: vec![table.calls().calls.len()],
         zero: Zero::default(),
         schedule: Schedule::default(),
+        offload: Offload::default(),
     };
     let plan = table.plan(&candidate)?;
     table.check_weights(&plan)
@@ -87,7 +91,33 @@ pub(super) fn has_candidates(job: &Job<'_>) -> bool {
         let mut chunks = keys.flat_map(|key| chunks(job, *mesh, key, usable.stages));
         chunks.next().is_some() && !zeros(job, *mesh).is_empty()
     };
-    usable.meshes(job, job.ranks).iter().any(has_chunks) && !keep_sets(job, 1).is_empty()
+    let has_meshes = usable.meshes(job, job.ranks).iter().any(has_chunks);
+    has_meshes && !keep_sets(job, 1).is_empty() && !offloads(job).concat().is_empty()
+}
+
+/// Where values may lie: the placements that are looked at first, and those that are looked at
+/// where these need too much memory. What lies on the host of ranks that are CPUs saves nothing, so
+/// that it is placed there only where the job says so.
+pub(super) fn offloads(job: &Job<'_>) -> [Vec<Offload>; 2] {
+    let has_states = job.optimizer.state_count() > 0 || job.precision.master.is_some();
+    let is_asked = |decision: Decision, place: Place| {
+        place != Place::Host || job.limits.fixed(decision) == Some(Place::Host as usize)
+    };
+    let may = |offload: &Offload| {
+        job.limits.allow_offload(*offload)
+            && is_asked(Decision::OffloadOptimizer, offload.optimizer)
+            && is_asked(Decision::OffloadActivations, offload.activations)
+            && (has_states || offload.optimizer == Place::Device)
+    };
+    let places = || Place::ALL.into_iter();
+    let place = |optimizer| {
+        places().map(move |activations| Offload { optimizer, activations, ..Offload::default() })
+    };
+    let all: Vec<Offload> = places().flat_map(place).filter(may).collect();
+    match all.split_first() {
+        Some((first, others)) if *first == Offload::default() => [vec![*first], others.to_vec()],
+        Some(_) | None => [all, Vec::new()],
+    }
 }
 
 /// What the candidates of a key ask of layers.
@@ -128,7 +158,7 @@ fn add_cuts(
     job: &Job<'_>,
     table: &mut LayerTable<'_>,
     (mesh, weights): (Mesh, &Weights),
-    keeps: &[Keep],
+    (keeps, offloads): (&[Keep], &[Offload]),
     key: Key,
     all: &mut Bounded,
 ) -> Result<(), Diagnostic> {
@@ -141,10 +171,15 @@ fn add_cuts(
         (cuts(&seconds, stages, most), cuts(&seconds, stages, SHARED_CUTS_MAX))
     };
     for (all_cuts, few_cuts) in chunks.map(cut) {
-        let may = |zero: &Zero, cut: &Vec<usize>| zero.stage < 2 || few_cuts.contains(cut);
+        let may = |zero: &Zero, offload: &Offload, cut: &Vec<usize>| {
+            let is_quick = zero.stage < 2 && *offload == Offload::default();
+            is_quick || few_cuts.contains(cut)
+        };
         let zeros = zeros(job, mesh);
-        let each = all_cuts.iter().flat_map(|cut| zeros.iter().map(move |zero| (cut, *zero)));
-        for (stage_ends, zero) in each.filter(|(cut, zero)| may(zero, cut)) {
+        let zeros = zeros.iter().flat_map(|zero| offloads.iter().map(move |place| (zero, place)));
+        let each = all_cuts.iter().flat_map(|cut| zeros.clone().map(move |which| (cut, which)));
+        for (stage_ends, (zero, offload)) in each.filter(|(cut, (z, place))| may(z, place, cut)) {
+            let (zero, offload) = (*zero, *offload);
             let candidate = Candidate {
                 mesh,
                 ep: key.ep,
@@ -154,6 +189,7 @@ fn add_cuts(
                 stage_ends: stage_ends.clone(),
                 zero,
                 schedule: Schedule::default(),
+                offload,
             };
             let bound = bound(job, weights, &prices, &candidate);
             all.push((candidate, bound));

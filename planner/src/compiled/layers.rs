@@ -12,7 +12,7 @@ use codegen::calls::{Calls, Operand};
 use codegen::crossing::{Sums, crossing, gradient_adds};
 use codegen::refusal::CODE_NO_KERNEL;
 use codegen::schedule::{Pipeline, Turn};
-use ir::plan::{FunctionPlan, Keep, Zero};
+use ir::plan::{FunctionPlan, Keep, Offload, Zero};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
 use super::keys::{CallPrice, Key, LayerQuery};
@@ -29,6 +29,7 @@ struct ClassKey {
     key: Key,
     pp: usize,
     zero: Zero,
+    offload: Offload,
     stage: usize,
     context: usize,
     tensor: usize,
@@ -257,8 +258,9 @@ impl<'a> LayerTable<'a> {
     fn take_plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
         match self.plans.remove(&(candidate.key(), candidate.keeps.clone())) {
             Some(plan) => {
-                let Candidate { stage_ends, zero, .. } = candidate;
-                Ok(Plan { stage_ends: stage_ends.clone(), zero: *zero, ..plan })
+                let Candidate { stage_ends, zero, offload, .. } = candidate;
+                let (zero, offload) = (*zero, *offload);
+                Ok(Plan { stage_ends: stage_ends.clone(), zero, offload, ..plan })
             }
             None => self.plan(candidate),
         }
@@ -309,12 +311,12 @@ impl<'a> LayerTable<'a> {
     }
 
     /// The time of a candidate, but for rounding, from the times of its layers: nothing is
-    /// compiled but these. Where ranks exchange around each call, it is compiled.
+    /// compiled but these. Where ranks exchange or copy around each call, it is compiled.
     ///
     /// # Errors
     /// What sharding and compiling report.
     pub(super) fn seconds(&mut self, candidate: &Candidate) -> Result<f64, Diagnostic> {
-        if candidate.zero.stage > 1 {
+        if candidate.zero.stage > 1 || candidate.offload != Offload::default() {
             return Ok(self.score_candidate(candidate)?.time.seconds);
         }
         let mesh = candidate.mesh;
@@ -453,6 +455,7 @@ impl<'a> LayerTable<'a> {
                 key: candidate.key(),
                 pp: mesh.pp,
                 zero: candidate.zero,
+                offload: candidate.offload,
                 stage,
                 context: 0,
                 tensor: 0,

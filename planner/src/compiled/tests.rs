@@ -1,6 +1,8 @@
 use codegen::prepare::prepare_training;
 use ir::DType;
+use ir::diagnostic::render;
 use ir::import::{Options, import, read_config};
+use ir::plan::Offload;
 
 use super::*;
 use crate::machine::Machine;
@@ -60,11 +62,16 @@ pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) ->
     }
 }
 
+/// The job with all values in memory.
+fn in_memory(job: Job<'_>) -> Job<'_> {
+    Job { limits: Limits::parse(&[], &["offload".to_owned()], &[]).unwrap(), ..job }
+}
+
 #[test]
 fn infeasible_is_explained_with_numbers() {
     let module = module(3);
     let cluster = cluster(2 << 20);
-    let diagnostic = search(&job(&module, &cluster, 2)).unwrap_err();
+    let diagnostic = search(&in_memory(job(&module, &cluster, 2))).unwrap_err();
     let text = ir::diagnostic::render(&diagnostic, None);
     assert_eq!(diagnostic.code, "E3201");
     assert!(text.contains("of 2.0 MiB") && text.contains("optimizer state"), "{text}");
@@ -178,7 +185,10 @@ mod slow {
     /// its layers say; returns them, and the time of the fastest that fits.
     fn tried(job: &Job<'_>) -> (Vec<Candidate>, f64) {
         let mut table = LayerTable::new(job).unwrap();
-        let (all, _) = candidates(job, &mut table).unwrap();
+        let [usual, others] = offloads(job);
+        let lacks_memory = job.cluster.device.memory_bytes.value < 1e8;
+        let placed = if lacks_memory { [usual, others].concat() } else { usual };
+        let (all, _) = candidates(job, &mut table, &placed).unwrap();
         let mut least = f64::INFINITY;
         for (candidate, bound) in &all {
             let plan = table.plan(candidate).unwrap();
@@ -202,7 +212,7 @@ mod slow {
         let module = module(3);
         for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
             let cluster = cluster(memory);
-            let job = job(&module, &cluster, ranks);
+            let job = in_memory(job(&module, &cluster, ranks));
             let (_, least) = tried(&job);
             match search(&job) {
                 Ok(found) => {
@@ -213,13 +223,34 @@ mod slow {
         }
     }
 
+    /// Where memory is lacking, what lies on a disk makes room.
+    #[test]
+    fn values_are_placed_on_a_disk_where_memory_is_lacking() {
+        let module = module(3);
+        let mut placed = BTreeSet::new();
+        for (ranks, kib) in [(1, 3_500), (1, 2_600), (2, 5_000)] {
+            let cluster = cluster(kib << 10);
+            let job = job(&module, &cluster, ranks);
+            let (_, least) = tried(&job);
+            let found = search(&job).unwrap_or_else(|d| panic!("{}", render(&d, None)));
+            assert_eq!(found.best.time.seconds, least, "{kib} KiB: {}", found.best.name);
+            let without = search(&in_memory(job));
+            let without = without.map_or(f64::INFINITY, |found| found.best.time.seconds);
+            assert!(without >= least, "{kib} KiB");
+            placed.insert(found.plan.offload);
+            let text = found.plan.to_string();
+            assert_eq!(ir::text::parse_plan("printed", &text), Ok(found.plan));
+        }
+        assert!(placed.iter().any(|offload| *offload != Offload::default()), "{placed:?}");
+    }
+
     /// Ranks share experts in every number that divides these, and the answer is the best of all.
     #[test]
     fn ranks_share_experts() {
         let module = routed();
         for (ranks, memory) in [(2, 1 << 30), (4, 1 << 30), (4, 6 << 20)] {
             let cluster = cluster(memory);
-            let job = job(&module, &cluster, ranks);
+            let job = in_memory(job(&module, &cluster, ranks));
             let (all, least) = tried(&job);
             let shares = |ep: usize| all.iter().any(|candidate| candidate.ep == ep);
             assert!(shares(1) && shares(2) && !shares(4), "4 ranks do not divide 6 experts");

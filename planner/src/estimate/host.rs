@@ -14,11 +14,11 @@ const HOST_SHARE: f64 = 7.0 / 8.0;
 pub(super) const HOST_MEMORY_BYTES_PER_S: f64 = 25e9;
 
 /// Bytes per second of one device's share of the node's disks. Chosen: one NVMe disk of 2021.
-pub(super) const DISK_BYTES_PER_S: f64 = 3e9;
+pub(crate) const DISK_BYTES_PER_S: f64 = 3e9;
 
 /// What a node's memory beside its devices can take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct HostLimits {
+pub struct HostLimits {
     /// Bytes of a node, where they are known.
     pub(super) memory_bytes: Option<f64>,
     /// Bytes per second between a device and its host, each direction.
@@ -36,7 +36,7 @@ impl HostLimits {
     }
 
     /// Bytes that one device may use.
-    pub(super) fn bytes(&self, c: &Configuration) -> f64 {
+    pub fn bytes(&self, c: &Configuration) -> f64 {
         let usual = USUAL_HOST_BYTES;
         self.memory_bytes.map_or(usual, |bytes| bytes / self.sharers(c)) * HOST_SHARE
     }

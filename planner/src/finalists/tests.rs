@@ -1,5 +1,5 @@
 use codegen::compile::Compiler;
-use ir::plan::Optimizer;
+use ir::plan::{Optimizer, Place};
 use ir::target::{Arch, Target};
 
 use super::*;
@@ -16,7 +16,7 @@ const ADAMW: Optimizer =
 /// A random name whose plan programs carry out.
 fn executable(seed: u64) -> Configuration {
     let mut name = draw(seed);
-    name.offload = Default::default();
+    name.offload.parameters = Default::default();
     name
 }
 
@@ -46,7 +46,8 @@ fn footprints_are_those_of_all_programs() {
             let mut fullest = Footprint::default();
             // What depends on the threads of a CPU is no part of it.
             for own in all {
-                let own = Footprint { mailboxes: 0, workspace: 0, ..own };
+                let host = own.host + own.offloaded;
+                let own = Footprint { mailboxes: 0, workspace: 0, host, offloaded: 0, ..own };
                 if own.total() > fullest.total() {
                     fullest = own;
                 }
@@ -54,7 +55,10 @@ fn footprints_are_those_of_all_programs() {
             assert_eq!(lowering.footprint(&name).unwrap(), fullest, "{name}");
             let Footprint { params, masters, grads, states, activations, .. } = fullest;
             assert_eq!(params + masters + grads + states + activations, fullest.arena, "{name}");
-            assert!(fullest.kept() < fullest.activations, "{name}: {fullest:?}");
+            // Where states come for the update, calls have worked before.
+            let is_covered = name.offload.optimizer != Place::Device;
+            let (kept, activations) = (fullest.kept(), fullest.activations);
+            assert!(kept < activations || is_covered, "{name}: {fullest:?}");
             compared += 1;
         }
         assert!(compared > 40, "{compared} plans");
@@ -87,8 +91,8 @@ fn what_is_not_compiled_is_named() {
     let module = prepared(gpt2());
     let mut lowering = Lowering::new(purpose(&module)).unwrap();
     for (name, word) in [
-        ("cp=2 offload-parameters=disk", "offload"),
-        ("dp=2 offload-optimizer=host", "offload"),
+        ("cp=2 offload-parameters=disk", "offload of parameters"),
+        ("dp=2 offload-parameters=host", "offload of parameters"),
         ("pp=16", "16"),
     ] {
         let why = lowering.footprint(&name.parse().unwrap()).unwrap_err();
@@ -98,7 +102,7 @@ fn what_is_not_compiled_is_named() {
 
 fn held(bytes: u64) -> Held {
     let footprint = Footprint { arena: bytes, activations: bytes, ..Footprint::default() };
-    Held { footprint, reserve_bytes: 10.0 }
+    Held { footprint, reserve_bytes: 10.0, host_excess_bytes: 0.0 }
 }
 
 /// A plan whose program does not fit is not the answer: the next one is, found within less memory.

@@ -93,7 +93,6 @@ const FULL: u32 = 2;
 const FIRST_COUNT: u32 = RECOMPUTES.len() as u32;
 /// What is moved away where activations alone lie on the host.
 const HOST_ACTIVATIONS: u32 = 9;
-const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
 
 /// Placements of four axes.
 const ORDERS: u32 = 24;
@@ -109,6 +108,16 @@ fn order(number: u32) -> [Axis; 4] {
         order[place..=place + digit as usize].rotate_right(1);
     }
     order
+}
+
+/// What lies where, of a number.
+fn offload(number: u32) -> Offload {
+    let place = |digit: u32| Place::ALL[(digit % 3) as usize];
+    Offload {
+        optimizer: place(number),
+        parameters: place(number / 3),
+        activations: place(number / HOST_ACTIVATIONS),
+    }
 }
 
 /// The decisions of a path so far; those to come are at their defaults.
@@ -132,12 +141,7 @@ pub fn configuration(domain: &SearchDomain, path: &Path) -> Configuration {
                 c.zero = Zero { stage: (value >> COUNT_BITS) as u8, shard: value & COUNT_MASK };
             }
             Step::Offload => {
-                let place = |digit: u32| PLACES[(digit % 3) as usize];
-                c.offload = Offload {
-                    optimizer: place(value),
-                    parameters: place(value / 3),
-                    activations: place(value / HOST_ACTIVATIONS),
-                };
+                c.offload = offload(value);
             }
             Step::Recompute => {
                 c.recompute = match RECOMPUTES.get(value as usize) {
@@ -372,10 +376,9 @@ fn offloads(domain: &SearchDomain, options: &mut Vec<u32>) {
     for activations in 0..places {
         for parameters in 0..places {
             for optimizer in 0..places {
-                let kinds = [optimizer, parameters, activations];
-                let moved = kinds.iter().any(|place| *place > 0);
-                if domain.limits.allow(Decision::Offload, usize::from(moved)) {
-                    options.push(optimizer + 3 * parameters + HOST_ACTIVATIONS * activations);
+                let value = optimizer + 3 * parameters + HOST_ACTIVATIONS * activations;
+                if domain.limits.allow_offload(offload(value)) {
+                    options.push(value);
                 }
             }
         }

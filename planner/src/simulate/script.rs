@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use ir::program::{Group, Instruction, Program, Routine, Step};
+use ir::plan::Place;
+use ir::program::{BufferId, Group, Instruction, Program, Routine, Step};
 
 use crate::price::{LaunchPrice, Prices};
 
@@ -33,6 +34,10 @@ pub(crate) enum Move {
     Send { to: usize, seconds: f64 },
     /// Waits for a message of a stage.
     Receive { from: usize },
+    /// Begins a copy between memory spaces, which takes so long after those before it.
+    Copy { ends: [BufferId; 2], seconds: f64 },
+    /// Waits for the copies from and to a buffer.
+    Await { buffer: BufferId },
 }
 
 /// A step of a class.
@@ -62,6 +67,14 @@ impl Script {
                 Some(Move::Send { to: *to, seconds })
             }
             Step::Receive { from, .. } => Some(Move::Receive { from: *from }),
+            Step::Move { from, to } => {
+                let buffers = [from, to].map(|id| &program.buffers[id.0 as usize]);
+                let mut places = buffers.into_iter().filter_map(|b| program.place_of(b));
+                let away = places.find(|place| *place != Place::Device).unwrap_or_default();
+                let seconds = prices.copy(away, buffers[0].bytes);
+                Some(Move::Copy { ends: [*from, *to], seconds })
+            }
+            Step::Await { buffer } => Some(Move::Await { buffer: *buffer }),
         };
         Script {
             routines: program.routines.iter().map(timed).collect(),

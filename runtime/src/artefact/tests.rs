@@ -285,7 +285,7 @@ fn programs_that_write_what_they_read_are_refused() {
 /// Runs a step, which may fail: ranks may wait for each other. None may panic.
 fn step(contents: Contents) {
     let deadline = Duration::from_millis(50);
-    let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
+    let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None, disk: None };
     let classes = Arc::new(contents.into_classes("loss"));
     let samples = classes.samples(crate::execute::Phase::Step);
     let tokens = vec![1; samples.map_or(0, |s| s.global() * s.seq).min(1 << 20)];

@@ -73,7 +73,8 @@ pub(super) fn first_update(program: &Program, steps: &[Step]) -> Option<usize> {
             };
             written.filter_map(slot).any(|written| is_write(&written))
         }
-        Step::Send { .. } => false,
+        Step::Move { to, .. } => is_write(&range(buffer_of(program, *to))),
+        Step::Send { .. } | Step::Await { .. } => false,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Names of steps and instructions, for messages and traces.
 
+use ir::plan::Place;
 use ir::program::{Exchange, Feed, Group, Instruction, Program, Step};
 use kernels::Kernel;
 
@@ -51,6 +52,18 @@ fn step_name(program: &Program, step: &Step) -> String {
         Step::Receive { from, buffer } => {
             format!("receive `{}` from stage {from}", buffer_of(program, *buffer).name)
         }
+        Step::Move { from, to } => {
+            let [from, to] = [from, to].map(|id| buffer_of(program, *id));
+            let away = [from, to].into_iter().filter_map(|buffer| program.place_of(buffer));
+            let away = away.filter(|place| *place != Place::Device).map(Place::name);
+            let (verb, place) = match program.place_of(from) {
+                Some(Place::Device) => ("offload", "to"),
+                Some(Place::Host | Place::Disk) | None => ("fetch", "from"),
+            };
+            let away = away.collect::<Vec<_>>().join(", ");
+            format!("{verb} `{}` {place} the {away}", from.name)
+        }
+        Step::Await { buffer } => format!("await `{}`", buffer_of(program, *buffer).name),
     }
 }
 

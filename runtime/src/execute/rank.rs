@@ -17,13 +17,17 @@ use ir::sharding::Axis;
 use crate::communicator::{self, Blocks, CommError, Communicator, Types};
 use crate::device::{Device, Launches};
 use crate::local::arena::Arena;
+use crate::local::mover::Mover;
 use crate::trace::{Span, Tracing};
 
 use super::control::Inputs;
 use super::course::{Course, first_update};
 use super::fault::Fault;
 use super::finite::{self, Found};
-use super::{Classes, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, range, steps};
+use super::{
+    Classes, DEVICE, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, extent, range,
+    steps,
+};
 
 /// Why a rank does not finish a step.
 enum Stop {
@@ -52,6 +56,8 @@ pub(super) struct Runner {
     data: usize,
     device: Box<dyn Device>,
     communicator: Box<dyn Communicator>,
+    /// Copies between memory spaces; none where a program has one.
+    mover: Option<Mover>,
     launches: Launches,
     /// By routine and instruction; none for launches.
     wires: Vec<Vec<Option<Wire>>>,
@@ -85,7 +91,7 @@ struct Call<'a> {
 impl Runner {
     pub(super) fn new(
         classes: Arc<Classes>,
-        (communicator, device): (Box<dyn Communicator>, Box<dyn Device>),
+        (communicator, device, mover): (Box<dyn Communicator>, Box<dyn Device>, Option<Mover>),
         options: &Options,
         samples: Arc<[Option<Samples>]>,
         course: Arc<Course>,
@@ -102,6 +108,7 @@ impl Runner {
             data: classes.mesh.coordinate(rank, Axis::Dp),
             device,
             communicator,
+            mover,
             launches: Launches::new(&classes.kernels, &program.routines),
             wires: program.routines.iter().map(wires).collect(),
             samples,
@@ -131,6 +138,10 @@ impl Runner {
         seat.spans.clear();
         self.found = None;
         let result = catch_unwind(AssertUnwindSafe(|| self.run_steps(phase, inputs, seat)));
+        if let Some(mover) = &mut self.mover {
+            // The host reads what they write.
+            mover.wait_for_all(&mut seat.arenas);
+        }
         seat.found = self.found;
         let (cause, error) = match result {
             Ok(Ok(())) => {
@@ -157,7 +168,7 @@ impl Runner {
         for (index, step) in steps(program, phase).iter().enumerate() {
             self.at = (index, None);
             if self.updates[phase.index()] == Some(index) {
-                if !finite::allows_update(program, &seat.arena, &inputs.scalars) {
+                if !finite::allows_update(program, &seat.arenas[DEVICE], &inputs.scalars) {
                     // All ranks see the same statistics, and stop here.
                     return Ok(());
                 }
@@ -169,7 +180,7 @@ impl Runner {
             match step {
                 Step::Feed { feed, microbatch, buffer } => {
                     let buffer = buffer_of(program, *buffer);
-                    self.feed(phase, *feed, *microbatch, buffer, inputs, &mut seat.arena);
+                    self.feed(phase, *feed, *microbatch, buffer, inputs, &mut seat.arenas[DEVICE]);
                 }
                 Step::Call { routine, slots, frame } => {
                     let call = Call {
@@ -181,13 +192,21 @@ impl Runner {
                     self.call(*routine, call, inputs.examines, seat)?;
                 }
                 Step::Send { to, buffer } => {
-                    let bytes = seat.arena.bytes(range(buffer_of(program, *buffer)));
+                    let bytes = seat.arenas[DEVICE].bytes(range(buffer_of(program, *buffer)));
                     self.communicator.send(self.peer(*to), bytes)?;
                     self.waited += start.elapsed();
                 }
                 Step::Receive { from, buffer } => {
-                    let bytes = seat.arena.bytes_mut(range(buffer_of(program, *buffer)));
+                    let bytes = seat.arenas[DEVICE].bytes_mut(range(buffer_of(program, *buffer)));
                     self.communicator.receive(self.peer(*from), bytes)?;
+                    self.waited += start.elapsed();
+                }
+                Step::Move { from, to } => {
+                    let ends = [*from, *to].map(|buffer| extent(program, buffer));
+                    self.mover().begin(&mut seat.arenas, ends);
+                }
+                Step::Await { buffer } => {
+                    self.mover().wait(&mut seat.arenas, &extent(program, *buffer));
                     self.waited += start.elapsed();
                 }
             }
@@ -196,6 +215,13 @@ impl Runner {
             }
         }
         Ok(())
+    }
+
+    fn mover(&mut self) -> &mut Mover {
+        let Some(mover) = &mut self.mover else {
+            unreachable!("what is copied lies in two memory spaces");
+        };
+        mover
     }
 
     /// The rank at the same place of another stage.
@@ -278,9 +304,9 @@ impl Runner {
                     let prepared = self.launches.at_mut(index, position);
                     let workspace = workspace.map(|there| call.range(there));
                     let arguments = [&self.inputs[..], &self.outputs[..]];
-                    seat.arena.launch(&mut *self.device, prepared, arguments, workspace);
+                    seat.arenas[DEVICE].launch(&mut *self.device, prepared, arguments, workspace);
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
-                        self.examine(index, (step, position), &seat.arena);
+                        self.examine(index, (step, position), &seat.arenas[DEVICE]);
                     }
                 }
                 Instruction::Collective {
@@ -297,7 +323,7 @@ impl Runner {
                     let ranges = [call.range(*input), call.range(*output)];
                     let types = Types { dtype: *dtype, exchanged: *exchanged };
                     let exchange = (exchange, types, *elements);
-                    self.exchange(wire, exchange, ranges, &mut seat.arena)?;
+                    self.exchange(wire, exchange, ranges, &mut seat.arenas[DEVICE])?;
                     self.waited += start.elapsed();
                 }
             }

@@ -278,6 +278,7 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
         | Contents::Cache(_)
         | Contents::Output
         | Contents::View
+        | Contents::Part { .. }
         | Contents::Activation
         | Contents::Frame => return Vec::new(),
     };

@@ -26,7 +26,7 @@ pub(crate) const SEQ: usize = 8;
 /// Options for tests.
 pub(crate) fn options() -> Options {
     let deadline = Duration::from_secs(20);
-    Options { threads_per_rank: 1, deadline, tracing: Tracing::None }
+    Options { threads_per_rank: 1, deadline, tracing: Tracing::None, disk: None }
 }
 
 /// A session of [`classes`].
@@ -174,6 +174,8 @@ pub(crate) fn finish(
         buffers: layout.buffers,
         arena_bytes: layout.end,
         live_bytes_max: layout.end,
+        host_bytes: 0,
+        disk_bytes: 0,
         routines,
         steps,
         evaluate,

@@ -1,15 +1,21 @@
-//! The memory of one rank: one allocation, in which a program gives every buffer its place.
+//! The memory of one rank: one allocation, in which a program gives every buffer its place; or a
+//! file on a disk, mapped, for what lies there.
 //!
 //! All access is by byte ranges, which are checked against the arena and, where one is written,
-//! against each other. What a program gets wrong therefore panics, and corrupts nothing.
+//! against each other and against what is being copied. What a program gets wrong therefore panics,
+//! and corrupts nothing.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
 
 use kernels::arguments::Argument;
 use kernels::cpu::{Prepared, View, ViewMut};
+use memmap2::MmapMut;
 
 use super::memory::or_none;
 use crate::device::Device;
@@ -23,13 +29,79 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Zeroed memory of a fixed size, aligned to a page.
 pub struct Arena {
     start: NonNull<u8>,
-    layout: Layout,
+    len: usize,
+    /// What keeps the memory; a copy of some of it keeps it, too.
+    memory: Arc<Memory>,
+    /// What is being copied, in the order in which that began.
+    loans: Vec<Loan>,
 }
+
+/// What an arena's bytes are in.
+enum Memory {
+    Allocated(NonNull<u8>, Layout),
+    Mapped { _map: MmapMut },
+}
+
+// SAFETY: it owns its memory, as a boxed slice of bytes does.
+unsafe impl Send for Memory {}
+// SAFETY: through a shared reference its bytes are used by arenas and loans alone.
+unsafe impl Sync for Memory {}
 
 // SAFETY: an arena owns its memory, as a boxed slice of bytes does.
 unsafe impl Send for Arena {}
 // SAFETY: through a shared reference it is only read.
 unsafe impl Sync for Arena {}
+
+/// A range that is being copied.
+struct Loan {
+    range: Range<usize>,
+    is_written: bool,
+}
+
+/// A range of an arena that is lent to a copy. Until it is given back, nothing else writes it or,
+/// where the copy does, reads it.
+pub(super) struct Lent {
+    start: *mut u8,
+    len: usize,
+    memory: Arc<Memory>,
+}
+
+// SAFETY: it is used by one thread at a time, as a slice of bytes is.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    /// Copies these bytes over those of another loan.
+    ///
+    /// # Safety
+    /// `to` was lent to be written, no other loan of its bytes or of these is used meanwhile, and
+    /// neither is given back before.
+    pub(super) unsafe fn copy_to(&self, to: &Lent) {
+        assert_eq!(self.len, to.len, "a copy is as long as what is copied");
+        // SAFETY: both ranges lie in memory that the loans keep; arenas let nobody else use them,
+        // and the caller no other loan. Two ranges of one arena may meet.
+        unsafe { std::ptr::copy(self.start, to.start, self.len) };
+    }
+
+    /// Lets the system have the memory of whole pages of a file, which keep their bytes there: what
+    /// lies on a disk takes none of the process.
+    pub(super) fn let_go(&self) {
+        #[cfg(target_os = "linux")]
+        if let Memory::Mapped { .. } = *self.memory {
+            let before = self.start.align_offset(PAGE);
+            let whole = self.len.saturating_sub(before) / PAGE * PAGE;
+            if whole > 0 {
+                // SAFETY: the pages lie in a shared map of a file, which the loan keeps; whoever
+                // reads them next has them from the file.
+                unsafe {
+                    let first = self.start.add(before);
+                    libc::madvise(first.cast(), whole, libc::MADV_DONTNEED);
+                }
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = &self.memory;
+    }
+}
 
 impl Arena {
     /// An arena of exactly `bytes`, all zero; none if the system has no such memory.
@@ -37,7 +109,7 @@ impl Arena {
         let align = if bytes >= 4 * HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let layout = Layout::from_size_align(bytes, align).ok()?;
         if bytes == 0 {
-            return Some(Arena { start: NonNull::dangling(), layout });
+            return Some(Arena::of(NonNull::dangling(), layout));
         }
         // SAFETY: the layout has bytes.
         let start = or_none(|| NonNull::new(unsafe { alloc(layout) }))?;
@@ -45,12 +117,29 @@ impl Arena {
         ask_for_huge_pages(start, layout);
         // SAFETY: the memory has these bytes and belongs to nobody else.
         unsafe { start.write_bytes(0, bytes) };
-        Some(Arena { start, layout })
+        Some(Arena::of(start, layout))
+    }
+
+    fn of(start: NonNull<u8>, layout: Layout) -> Arena {
+        let memory = Arc::new(Memory::Allocated(start, layout));
+        Arena { start, len: layout.size(), memory, loans: Vec::new() }
+    }
+
+    /// An arena of the bytes of a file, which nobody else has.
+    ///
+    /// # Errors
+    /// The system does not map it.
+    pub fn of_file(file: &File) -> io::Result<Arena> {
+        // SAFETY: nobody else has the file, so that its bytes change through this map alone, and it
+        // keeps its length.
+        let mut map = unsafe { MmapMut::map_mut(file)? };
+        let (start, len) = (NonNull::from(&mut map[..]).cast::<u8>(), map.len());
+        Ok(Arena { start, len, memory: Arc::new(Memory::Mapped { _map: map }), loans: Vec::new() })
     }
 
     /// The number of bytes.
     pub fn len(&self) -> usize {
-        self.layout.size()
+        self.len
     }
 
     /// Whether there are no bytes.
@@ -61,6 +150,7 @@ impl Arena {
     /// Reads a range.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         let start = self.at(&range);
+        self.check_read(&range);
         // SAFETY: the range is in the arena, whose bytes are initialised and borrowed with it.
         unsafe { slice::from_raw_parts(start, range.len()) }
     }
@@ -68,6 +158,7 @@ impl Arena {
     /// Writes a range.
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         let start = self.at(&range);
+        self.check_written(&range);
         // SAFETY: as above; the arena is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(start, range.len()) }
     }
@@ -76,6 +167,8 @@ impl Arena {
     pub fn split(&mut self, source: Range<usize>, target: Range<usize>) -> (&[u8], &mut [u8]) {
         assert!(!overlaps(&source, &target), "what is read at once with a write lies apart");
         let (from, to) = (self.at(&source), self.at(&target));
+        self.check_read(&source);
+        self.check_written(&target);
         // SAFETY: both ranges are in the arena, which is borrowed exclusively, and are disjoint.
         unsafe {
             (slice::from_raw_parts(from, source.len()), slice::from_raw_parts_mut(to, target.len()))
@@ -110,6 +203,8 @@ impl Arena {
             others.all(|other| !overlaps(other, of))
         };
         assert!(workspace.as_ref().is_none_or(is_apart), "a workspace lies apart");
+        inputs.iter().for_each(|range| self.check_read(range));
+        outputs.iter().chain(&workspace).for_each(|range| self.check_written(range));
         let (reads, writes) = (prepared.inputs(), prepared.outputs());
         let read = |(index, range): (usize, &Range<usize>)| {
             let start = self.aligned(range, reads.get(index));
@@ -132,6 +227,30 @@ impl Arena {
         device.launch(prepared, &inputs, &outputs, workspace.as_ref());
     }
 
+    /// Lends a range to a copy that reads or writes it.
+    pub(super) fn lend(&mut self, range: Range<usize>, is_written: bool) -> Lent {
+        let (start, len) = (self.at(&range), range.len());
+        self.loans.push(Loan { range, is_written });
+        Lent { start, len, memory: Arc::clone(&self.memory) }
+    }
+
+    /// Takes back the loan that is the oldest: copies end in the order in which they began.
+    pub(super) fn take_back(&mut self, lent: Lent) {
+        assert!(!self.loans.is_empty(), "what is given back was lent");
+        self.loans.remove(0);
+        drop(lent);
+    }
+
+    fn check_read(&self, range: &Range<usize>) {
+        let is_apart = |loan: &Loan| !loan.is_written || !overlaps(&loan.range, range);
+        assert!(self.loans.iter().all(is_apart), "nothing reads what a copy is writing");
+    }
+
+    fn check_written(&self, range: &Range<usize>) {
+        let is_apart = |loan: &Loan| !overlaps(&loan.range, range);
+        assert!(self.loans.iter().all(is_apart), "nothing writes what is being copied");
+    }
+
     /// The address of a range that lies in the arena.
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         let len = self.len();
@@ -141,7 +260,7 @@ impl Arena {
             range.start,
             range.end
         );
-        // SAFETY: the start is at most the end of the allocation.
+        // SAFETY: the start is at most the end of the memory.
         unsafe { self.start.as_ptr().add(range.start) }
     }
 
@@ -154,11 +273,12 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for Memory {
     fn drop(&mut self) {
-        if !self.is_empty() {
+        let Memory::Allocated(start, layout) = self else { return };
+        if layout.size() > 0 {
             // SAFETY: allocated with this layout, and not used any more.
-            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+            unsafe { dealloc(start.as_ptr(), *layout) }
         }
     }
 }

@@ -7,6 +7,7 @@ use codegen::footprint::NotYet;
 use kernels::Bytes;
 use planner::configuration::Configuration;
 use planner::estimate::memory::Memory;
+use planner::estimate::{Estimator, HostLimits};
 use planner::finalists::{Finalists, Held, Lowering, Oversized};
 use planner::search::request::{Chosen, SearchResult, search};
 
@@ -22,7 +23,23 @@ pub struct Programs<'a> {
     wanted: Wanted<'a>,
     /// Why no plan is compiled, whatever it decides.
     none: Option<NotYet>,
-    reserve_bytes: f64,
+    beside: Beside,
+}
+
+/// What there is beside the program of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    /// Bytes of the device that programs do not have.
+    pub reserve_bytes: f64,
+    /// The memory of the node.
+    pub host: HostLimits,
+}
+
+impl Beside {
+    /// That of a subject.
+    pub fn of(estimator: &Estimator<'_>) -> Beside {
+        Beside { reserve_bytes: estimator.reserve_bytes(), host: estimator.host() }
+    }
 }
 
 fn not_yet(decision: impl Into<String>) -> NotYet {
@@ -30,12 +47,12 @@ fn not_yet(decision: impl Into<String>) -> NotYet {
 }
 
 impl<'a> Programs<'a> {
-    /// Programs of a model as they are wanted, where a device has `reserve_bytes` beside them;
-    /// `obstacles` are what no program has, in words, each with whether it is wanted.
-    pub fn new(wanted: Wanted<'a>, reserve_bytes: f64, obstacles: &[(bool, String)]) -> Self {
+    /// Programs of a model as they are wanted, with what is beside them; `obstacles` are what no
+    /// program has, in words, each with whether it is wanted.
+    pub fn new(wanted: Wanted<'a>, beside: Beside, obstacles: &[(bool, String)]) -> Self {
         let none = obstacles.iter().find(|(is_there, _)| *is_there);
         let none = none.map(|(_, words)| not_yet(words.clone()));
-        Programs { wanted, none, reserve_bytes }
+        Programs { wanted, none, beside }
     }
 
     /// Programs for a subject.
@@ -46,8 +63,8 @@ impl<'a> Programs<'a> {
             (!subject.stated.is_empty(), STATED.to_owned()),
             (asked.lora.is_some(), ADAPTERS.to_owned()),
         ];
-        let reserve_bytes = subject.estimator()?.reserve_bytes();
-        Ok(Programs::new(subject.wanted(asked.model.path()), reserve_bytes, &obstacles))
+        let beside = Beside::of(&subject.estimator()?);
+        Ok(Programs::new(subject.wanted(asked.model.path()), beside, &obstacles))
     }
 
     /// What is in the way of a plan, as far as its name says.
@@ -83,7 +100,9 @@ impl<'a> Programs<'a> {
             Some(why) => Err(why),
             None => {
                 let footprint = lowering.footprint(c)?;
-                Ok(Held { footprint, reserve_bytes: self.reserve_bytes })
+                let Beside { reserve_bytes, host } = self.beside;
+                let host_excess_bytes = (footprint.host as f64 - host.bytes(c)).max(0.0);
+                Ok(Held { footprint, reserve_bytes, host_excess_bytes })
             }
         }
     }

@@ -312,7 +312,11 @@ fn exchange_another_piece(c: &mut Compiled, site: usize) -> bool {
         let slot = usize::from(is_scatter);
         match &program.steps[step] {
             Step::Call { slots, .. } => (is_scatter, slot, slots[slot]),
-            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => {
+            Step::Feed { .. }
+            | Step::Send { .. }
+            | Step::Receive { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => {
                 unreachable!("pieces are exchanged by calls")
             }
         }
@@ -473,7 +477,11 @@ fn views(c: &Compiled) -> Vec<(usize, usize)> {
     places.retain(|(program, buffer)| {
         let passes = |step: &Step| match step {
             Step::Call { slots, .. } => slots.iter().any(|id| id.0 as usize == *buffer),
-            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => false,
+            Step::Feed { .. }
+            | Step::Send { .. }
+            | Step::Receive { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => false,
         };
         c.programs[*program].steps.iter().any(passes)
     });

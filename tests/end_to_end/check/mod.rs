@@ -3,6 +3,7 @@
 mod constants;
 mod experts;
 mod mistakes;
+mod offload;
 mod order;
 
 use codegen::check::check;

@@ -1,8 +1,9 @@
 //! One rank of a replay: its memory, and what each instruction does to it.
 
 pub(super) mod batches;
+mod moves;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ir::DType;
@@ -20,6 +21,7 @@ use crate::check::memory::{Memory, Note, Owner, Summed};
 use crate::check::places::Places;
 use crate::check::{At, Phase, Setup};
 use batches::{Unlabelled, turns};
+use moves::Moving;
 
 /// Bytes from the start of a value on, with the labels of what they hold.
 pub(in crate::check) type Labelled = Vec<(Range<u64>, Label)>;
@@ -58,6 +60,14 @@ pub(in crate::check) struct Rank<'a> {
     /// Gradients that calls have made and nobody has scattered yet, and pieces of these that nobody
     /// has added.
     pub(in crate::check) unsummed: BTreeSet<u32>,
+    /// The copies that nobody has awaited.
+    moving: Vec<Moving>,
+    /// By buffer of the device: of which buffer elsewhere it is a copy, and which step made it so.
+    copies: BTreeMap<u32, (BufferId, usize)>,
+    /// By buffer elsewhere: of which buffer of the device it is a copy.
+    stored: BTreeMap<u32, u32>,
+    /// By buffer of the device that is copied elsewhere: the one to which it comes back.
+    fetched: BTreeMap<u32, u32>,
 }
 
 /// A value: its bytes, and as what they are written.
@@ -110,6 +120,7 @@ impl<'a> Rank<'a> {
                 | Contents::Stats
                 | Contents::Output
                 | Contents::View
+                | Contents::Part { .. }
                 | Contents::Activation
                 | Contents::Frame => {}
             }
@@ -129,6 +140,10 @@ impl<'a> Rank<'a> {
             turns: turns(program, setup.phase, setup.plan.microbatch_count),
             normed: vec![0; program.weights.len()],
             unsummed: BTreeSet::new(),
+            moving: Vec::new(),
+            copies: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            fetched: BTreeMap::new(),
         }
     }
 
@@ -165,6 +180,14 @@ impl<'a> Rank<'a> {
                 let length = place.range.end - place.range.start;
                 let Some(label) = world.receive(self, *from, length, dtype) else { return false };
                 self.write(world, &place, 0..length, (dtype, label));
+                self.step += 1;
+            }
+            Step::Move { from, to } => {
+                self.begin_move(world, *from, *to);
+                self.step += 1;
+            }
+            Step::Await { buffer } => {
+                self.end_moves(*buffer);
                 self.step += 1;
             }
             Step::Call { routine, frame, .. } => return self.call(world, *routine, *frame),
@@ -224,6 +247,7 @@ impl<'a> Rank<'a> {
         let Some(at) = self.instruction else {
             if let Some(frame) = frame {
                 let range = self.buffer(frame).range;
+                self.check_moving(world, &range, true);
                 self.memory.clear(range);
             }
             self.call_label = Labels::NONE;
@@ -306,6 +330,7 @@ impl<'a> Rank<'a> {
             world.findings.add_at(world.setup, "E2123", self.at(), text);
         }
         if let Some(place) = place {
+            self.check_moving(world, &place.range, true);
             self.memory.clear(place.range);
         }
     }
@@ -637,6 +662,7 @@ impl<'a> Rank<'a> {
             let over = summed_over(group, world.setup.plan.mesh);
             let axis = if is_sum { over } else { Summed::default() };
             let start = place.range.start;
+            self.check_moving(world, &place.range, true);
             let parts = parts.iter().flat_map(|(part, label)| {
                 let found = self.memory.read(start + part.start..start + part.end).into_iter();
                 found.map(|(range, note)| (range, note, *label))
@@ -677,6 +703,8 @@ impl<'a> Rank<'a> {
         run: Range<u64>,
         dtype: DType,
     ) -> Seen {
+        let (start, end) = (place.range.start + run.start, place.range.start + run.end);
+        self.check_moving(world, &(start..end), false);
         let mut seen = Seen { label: Labels::NONE, summed: Summed::default(), is_total: false };
         for (range, owner, note) in self.notes(place, run) {
             let name = self.name_of(world.setup.phase, owner);
@@ -729,6 +757,7 @@ impl<'a> Rank<'a> {
         (dtype, label): (DType, Label),
     ) {
         let (start, end) = (place.range.start + run.start, place.range.start + run.end);
+        self.check_moving(world, &(start..end), true);
         for (part, owner) in &place.parts {
             let range = part.start.max(start)..part.end.min(end);
             if range.is_empty() {
@@ -754,7 +783,11 @@ impl<'a> Rank<'a> {
                 Step::Call { routine, .. } => {
                     &self.program.routines[*routine].locals[at as usize].name
                 }
-                Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => "a local",
+                Step::Feed { .. }
+                | Step::Send { .. }
+                | Step::Receive { .. }
+                | Step::Move { .. }
+                | Step::Await { .. } => "a local",
             },
         }
     }

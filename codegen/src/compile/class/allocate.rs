@@ -20,13 +20,15 @@ impl Class<'_> {
         self.allocate_stats();
         for chunk in 0..self.chunks.len() {
             self.allocate_chunk(chunk);
+            self.offload_activations(chunk);
         }
         self.allocate_exchanges();
         let is_alone = self.is_alone();
         for chunk in &mut self.chunks {
             let is_shared = |room: &mut Room| is_alone || room.until == Until::SamePass;
             for room in chunk.rooms.extract_if(.., is_shared) {
-                chunk.shared.insert(room.item, room.allocate(&mut self.store, room.span));
+                let buffer = room.allocate(&mut self.store, room.span);
+                chunk.shared.insert((room.item, room.copy), buffer);
             }
         }
         self.allocate_rooms(pipeline);
@@ -47,10 +49,11 @@ impl Class<'_> {
             for room in all[chunk].iter().filter(|room| room.begins(turn)) {
                 let left = free.get_mut(&room.kind()).and_then(BTreeSet::pop_first);
                 let buffer = left.unwrap_or_else(|| room.allocate(&mut self.store, span));
-                buffers.insert((room.item, microbatch), buffer);
+                buffers.insert((room.item, room.copy, microbatch), buffer);
             }
             for room in all[chunk].iter().filter(|room| room.ends(turn)) {
-                free.entry(room.kind()).or_default().insert(buffers[&(room.item, microbatch)]);
+                let buffer = buffers[&(room.item, room.copy, microbatch)];
+                free.entry(room.kind()).or_default().insert(buffer);
             }
         }
     }
@@ -159,7 +162,7 @@ impl Class<'_> {
         let until = if is_read { Until::Backward } else { Until::SamePass };
         let room = |item, name: String, span, until| {
             let until = if chunk.is_late(item) { Until::Weights } else { until };
-            Room { item, name, dtype, sizes: sizes.clone(), span, until }
+            Room::of(item, name, (dtype, sizes.clone()), span, until)
         };
         let of_gradient = format!("d.{name}");
         let rooms = [
@@ -206,21 +209,16 @@ impl Class<'_> {
             let item = Item::Kept(call, result);
             let until =
                 if self.chunks[at].is_late(item) { Until::Weights } else { Until::Backward };
-            self.chunks[at].rooms.push(Room { item, name, dtype, sizes, span, until });
+            self.chunks[at].rooms.push(Room::of(item, name, (dtype, sizes), span, until));
         }
         let backward = &layer.halves.backward;
         let results = backward.results.iter().enumerate();
         for (result, value) in results.skip(backward.results.len() - layer.passed()) {
             let ty = backward.ty(*value);
-            let room = Room {
-                item: Item::Passed(call, result),
-                name: format!("{}.{}", own[call].function, backward.value(*value).name),
-                dtype: ty.dtype,
-                sizes: ty.sizes().expect("local sizes are bound"),
-                span,
-                until: Until::Weights,
-            };
-            self.chunks[at].rooms.push(room);
+            let name = format!("{}.{}", own[call].function, backward.value(*value).name);
+            let ty = (ty.dtype, ty.sizes().expect("local sizes are bound"));
+            let item = Item::Passed(call, result);
+            self.chunks[at].rooms.push(Room::of(item, name, ty, span, Until::Weights));
         }
     }
 

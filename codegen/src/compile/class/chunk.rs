@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::program::{Contents, Feed};
+use ir::plan::Place;
+use ir::program::Feed;
 use ir::{DType, Plan, TensorType, ValueId};
 
 use crate::calls::{Call, Calls, Operand};
@@ -43,9 +44,37 @@ pub(super) enum Item {
     Passed(usize, usize),
 }
 
+/// Which copy of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Copy {
+    /// The one that a pass makes.
+    Made,
+    /// What lies elsewhere between two passes.
+    Away,
+    /// What is fetched from there.
+    Fetched,
+}
+
+/// When an item is copied, by the calls of its chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offloads {
+    /// The call after which its copy begins; none for what comes from the chunk before, whose copy
+    /// begins with the pass.
+    pub(super) made: Option<usize>,
+    /// The call after which it must have ended.
+    pub(super) stored: usize,
+    /// The moment at which the forward pass uses it last.
+    pub(super) used: usize,
+    /// The first and the last call of the backward pass that read it, and those of the late
+    /// gradients.
+    pub(super) read: [Option<(usize, usize)>; 2],
+}
+
 /// The room that an item takes.
 pub(super) struct Room {
     pub(super) item: Item,
+    pub(super) copy: Copy,
+    pub(super) place: Place,
     pub(super) name: String,
     pub(super) dtype: DType,
     pub(super) sizes: Vec<usize>,
@@ -67,9 +96,20 @@ pub(super) enum Until {
 }
 
 impl Room {
+    /// Room on the device for what a pass makes.
+    pub(super) fn of(
+        item: Item,
+        name: String,
+        (dtype, sizes): (DType, Vec<usize>),
+        span: (usize, usize),
+        until: Until,
+    ) -> Room {
+        Room { item, copy: Copy::Made, place: Place::Device, name, dtype, sizes, span, until }
+    }
+
     /// What rooms have in common that can lie in the same place.
-    pub(super) fn kind(&self) -> (&str, DType, &[usize]) {
-        (&self.name, self.dtype, &self.sizes)
+    pub(super) fn kind(&self) -> (Place, &str, DType, &[usize]) {
+        (self.place, &self.name, self.dtype, &self.sizes)
     }
 
     /// Whether it is taken when a turn of its chunk begins.
@@ -90,8 +130,8 @@ impl Room {
     }
 
     pub(super) fn allocate(&self, store: &mut Store, span: (usize, usize)) -> BufferId {
-        let Room { name, dtype, sizes, .. } = self;
-        store.transient(name, Contents::Activation, *dtype, sizes.clone(), span)
+        let Room { name, dtype, sizes, place, .. } = self;
+        store.transient_in(*place, name, (*dtype, sizes.clone()), span)
     }
 }
 
@@ -123,9 +163,11 @@ pub(super) struct Chunk<'a> {
     pub(super) rooms: Vec<Room>,
     /// What micro-batches have that they need in one turn only, or that are never in flight at
     /// once.
-    pub(super) shared: BTreeMap<Item, BufferId>,
+    pub(super) shared: BTreeMap<(Item, Copy), BufferId>,
     /// What each micro-batch has of its own.
-    pub(super) buffers: BTreeMap<(Item, usize), BufferId>,
+    pub(super) buffers: BTreeMap<(Item, Copy, usize), BufferId>,
+    /// When what lies elsewhere between passes is copied.
+    pub(super) offloads: BTreeMap<Item, Offloads>,
 }
 
 /// The calls of a chunk, which is counted among those of all stages.
@@ -173,6 +215,7 @@ impl<'a> Chunk<'a> {
                 rooms: Vec::new(),
                 shared: BTreeMap::new(),
                 buffers: BTreeMap::new(),
+                offloads: BTreeMap::new(),
             });
         }
         Ok(chunks)
@@ -184,8 +227,13 @@ impl<'a> Chunk<'a> {
 
     /// Where something of a micro-batch lies.
     pub(super) fn buffer(&self, item: Item, microbatch: usize) -> BufferId {
-        let shared = self.shared.get(&item).copied();
-        shared.unwrap_or_else(|| self.buffers[&(item, microbatch)])
+        self.copy(item, Copy::Made, microbatch)
+    }
+
+    /// Where a copy of it lies.
+    pub(super) fn copy(&self, item: Item, copy: Copy, microbatch: usize) -> BufferId {
+        let shared = self.shared.get(&(item, copy)).copied();
+        shared.unwrap_or_else(|| self.buffers[&(item, copy, microbatch)])
     }
 
     /// The values that a neighbour makes or takes, and its stage.
@@ -220,7 +268,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// Whether something is among the parameters of a routine of a call.
-    fn reads(&self, call: usize, params: &[Source], item: Item) -> bool {
+    pub(super) fn reads(&self, call: usize, params: &[Source], item: Item) -> bool {
         let Call { operands, results, .. } = &self.own[call];
         let param_count = self.layer(call).param_count;
         let read = |source: &Source| match *source {

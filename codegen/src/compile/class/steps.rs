@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use ir::ValueId;
 use ir::program::{Feed, Step};
 
-use super::chunk::{Chunk, Item, Side};
+use super::chunk::{Chunk, Copy, Item, Side};
 use super::exchange::Moment;
+use super::offload::Fetching;
 use super::{Class, Pass};
 use crate::calls::Operand;
 use crate::specialise::Source;
@@ -51,25 +52,40 @@ impl Class<'_> {
             Operand::Position => self.feeds[&Feed::Position],
             Operand::Last => self.feeds[&Feed::Last],
             Operand::Cache(_) => unreachable!("entries with caches are refused"),
-            Operand::Value(value) => chunk.buffer(Item::Value(value), microbatch),
+            Operand::Value(value) => {
+                self.buffer_at(chunk, (Item::Value(value), moment), microbatch)
+            }
         }
     }
 
-    /// The buffer of a result of a call's forward function.
+    /// The buffer of something that a forward pass has made, at a moment: where it lies elsewhere
+    /// between passes, a backward pass has a copy.
+    fn buffer_at(
+        &self,
+        chunk: &Chunk<'_>,
+        (item, moment): (Item, Moment),
+        microbatch: usize,
+    ) -> BufferId {
+        let is_fetched = moment.0 > self.clock.calls && chunk.offloads.contains_key(&item);
+        let copy = if is_fetched { Copy::Fetched } else { Copy::Made };
+        chunk.copy(item, copy, microbatch)
+    }
+
+    /// The buffer of a result of a call's forward function, at a moment.
     fn result_buffer(
         &self,
         chunk: &Chunk<'_>,
-        call: usize,
+        (call, moment): (usize, Moment),
         result: usize,
         microbatch: usize,
     ) -> BufferId {
         match chunk.own[call].results.get(result) {
             Some(value) => {
                 let entry = self.calls.results.iter().position(|r| r == value);
-                let exchanged = || chunk.buffer(Item::Value(*value), microbatch);
+                let exchanged = || self.buffer_at(chunk, (Item::Value(*value), moment), microbatch);
                 entry.map_or_else(exchanged, |at| self.store.stat(at))
             }
-            None => chunk.buffer(Item::Kept(call, result), microbatch),
+            None => self.buffer_at(chunk, (Item::Kept(call, result), moment), microbatch),
         }
     }
 
@@ -86,6 +102,12 @@ impl Class<'_> {
             steps
                 .push(Step::Receive { from, buffer: chunk.buffer(Item::Value(value), microbatch) });
         }
+        let stores = |made: Option<usize>, steps: &mut Vec<Step>| {
+            if pass == Pass::Training {
+                self.store(chunk, made, microbatch, steps);
+            }
+        };
+        stores(None, steps);
         for (call, own) in chunk.own.iter().enumerate() {
             let moment = (self.clock.forward(chunk.before + call), false);
             let next = (call + 1 < chunk.own.len()).then_some((moment.0 + 1, false));
@@ -101,9 +123,11 @@ impl Class<'_> {
             let operand =
                 |p: &usize| self.operand_buffer(chunk, (own.operands[*p], moment), microbatch);
             let mut slots: Vec<BufferId> = params.iter().map(operand).collect();
-            slots.extend((0..results).map(|r| self.result_buffer(chunk, call, r, microbatch)));
+            let result = |r| self.result_buffer(chunk, (call, moment), r, microbatch);
+            slots.extend((0..results).map(result));
             let frame = self.frames.get(&moment.0).copied();
             steps.push(Step::Call { routine, slots, frame });
+            stores(Some(call), steps);
         }
         for (value, to) in chunk.exchanged(Side::After) {
             steps.push(Step::Send { to, buffer: chunk.buffer(Item::Value(value), microbatch) });
@@ -147,6 +171,7 @@ impl Class<'_> {
             let layer = chunk.layer(call);
             let moment = (self.clock.backward(chunk.before + call), false);
             let next = (call > 0).then_some((moment.0 + 1, false));
+            self.fetch(chunk, (call, Fetching::Backward), microbatch, steps);
             self.gather((call + 1 == chunk.own.len(), moment), next, steps);
             self.exchanges.clear(moment, steps);
             let mut slots =
@@ -179,6 +204,7 @@ impl Class<'_> {
         let chunk = &self.chunks[chunk];
         self.feed_all(chunk, microbatch, true, steps);
         for call in (0..chunk.own.len()).rev() {
+            self.fetch(chunk, (call, Fetching::Weights), microbatch, steps);
             let late = chunk.layer(call).halves.late.as_ref();
             let (Some(late), Some(routine)) = (late, chunk.routines[call].weights) else {
                 continue;
@@ -211,7 +237,7 @@ impl Class<'_> {
             Source::Param(at) => {
                 self.cotangent_of_result(chunk, own.results[at - param_count], microbatch)
             }
-            Source::Kept(result) => self.result_buffer(chunk, call, result, microbatch),
+            Source::Kept(result) => self.result_buffer(chunk, (call, moment), result, microbatch),
             Source::Passed(result) => chunk.buffer(Item::Passed(call, result), microbatch),
         };
         params.iter().map(slot).collect()

@@ -1,10 +1,11 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
+mod offload;
 mod shard;
 
 use std::sync::Arc;
 
-use ir::plan::Optimizer;
+use ir::plan::{Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::{Group, STATE_BLOCK, Step};
 use ir::{Axis, DType, Plan};
@@ -98,7 +99,7 @@ pub(super) fn finish(
     let alike = |region: Region| Some((decay(optimizer, region.is_matrix), region.is_coded));
     for region in class.store.runs(alike) {
         let updated = updated_region(class, &region);
-        update(class, &updated, [scalars, scale], steps)?;
+        offload::update(class, &updated, [scalars, scale], steps)?;
     }
     Ok(())
 }
@@ -285,15 +286,18 @@ struct Updated {
 fn updated_region(class: &mut Class<'_>, region: &RegionPlace) -> Updated {
     let Precision { parameters, gradients, master, accumulate, .. } = class.plan.precision;
     let of_states = class.plan.precision.state(region.region.is_coded);
-    let blocks = region.elements / STATE_BLOCK;
-    let scale = |scale: &u64| class.store.run("scale", accumulate, *scale, blocks);
+    let (blocks, away) = (region.elements / STATE_BLOCK, class.plan.offload.optimizer);
+    let scale = |scale: &u64| class.store.run_in(away, "scale", accumulate, (*scale, blocks));
     let scales = region.scales.iter().map(scale).collect();
-    let mut run = |name, dtype, offset| class.store.run(name, dtype, offset, region.elements);
-    let params = run("params", parameters, region.params);
-    let grads = run("grads", gradients, region.grads);
+    let mut run = |place, name, dtype, offset| {
+        class.store.run_in(place, name, dtype, (offset, region.elements))
+    };
+    let params = run(Place::Device, "params", parameters, region.params);
+    let grads = run(Place::Device, "grads", gradients, region.grads);
     let masters = master.zip(region.masters);
-    let masters = masters.map(|(dtype, offset)| run("master", dtype, offset));
-    let states = region.states.iter().map(|state| run("state", of_states, *state)).collect();
+    let masters = masters.map(|(dtype, offset)| run(away, "master", dtype, offset));
+    let states = region.states.iter();
+    let states = states.map(|state| run(away, "state", of_states, *state)).collect();
     Updated {
         is_matrix: region.region.is_matrix,
         elements: region.elements,

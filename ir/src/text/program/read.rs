@@ -51,6 +51,8 @@ fn empty() -> Program {
         weights: Vec::new(),
         buffers: Vec::new(),
         arena_bytes: 0,
+        host_bytes: 0,
+        disk_bytes: 0,
         live_bytes_max: 0,
         routines: Vec::new(),
         steps: Vec::new(),
@@ -234,6 +236,8 @@ impl Reader<'_> {
                 self.program.arena_bytes = line.number()?;
                 line.word("live")?;
                 self.program.live_bytes_max = line.number()?;
+                self.program.host_bytes = if line.eat("host") { line.number()? } else { 0 };
+                self.program.disk_bytes = if line.eat("disk") { line.number()? } else { 0 };
             }
             "weight" => self.program.weights.push(line.weight()?),
             "buffer" => {
@@ -246,7 +250,7 @@ impl Reader<'_> {
             }
             "step" | "evaluate" => {}
             "entry" => self.program.entries.push(line.entry()?),
-            "feed" | "call" | "send" | "receive" => {
+            "feed" | "call" | "send" | "receive" | "move" | "await" => {
                 let step = line.step(keyword)?;
                 self.steps().push(step);
             }
@@ -281,6 +285,8 @@ fn form_of(keyword: &str) -> Option<&'static str> {
         "call" => "call r0 b0 b1 frame b2",
         "send" => "send b0 to 1",
         "receive" => "receive b0 from 1",
+        "move" => "move b0 to b1",
+        "await" => "await b0",
         _ => return None,
     })
 }
@@ -414,6 +420,7 @@ impl<'t> Line<'t> {
             "cache" => Contents::Cache(self.number()?),
             "output" => Contents::Output,
             "view" => Contents::View,
+            "part" => Contents::Part { of: self.buffer_id()? },
             "activation" => Contents::Activation,
             "frame" => Contents::Frame,
             "gathered" => {
@@ -621,6 +628,12 @@ impl<'t> Line<'t> {
                 self.word("to")?;
                 Ok(Step::Send { to: self.number()?, buffer })
             }
+            "move" => {
+                let from = self.buffer_id()?;
+                self.word("to")?;
+                Ok(Step::Move { from, to: self.buffer_id()? })
+            }
+            "await" => Ok(Step::Await { buffer: self.buffer_id()? }),
             _ => {
                 let buffer = self.buffer_id()?;
                 self.word("from")?;

@@ -42,7 +42,11 @@ pub(in crate::check) fn turns(
             let weights: Vec<BufferId> = slots.iter().filter(is_of_weight).copied().collect();
             Some((*routine, weights))
         }
-        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        Step::Feed { .. }
+        | Step::Send { .. }
+        | Step::Receive { .. }
+        | Step::Move { .. }
+        | Step::Await { .. } => None,
     };
     let mut counts: BTreeMap<(usize, Vec<BufferId>), usize> = BTreeMap::new();
     for call in steps[first..].iter().filter_map(called) {
@@ -124,7 +128,11 @@ fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
     let most = if may_split { 3 * calls_each } else { wanted };
     let routine_of = |step: &usize| match &steps[*step] {
         Step::Call { routine, slots, .. } => Some((*routine, slots)),
-        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        Step::Feed { .. }
+        | Step::Send { .. }
+        | Step::Receive { .. }
+        | Step::Move { .. }
+        | Step::Await { .. } => None,
     };
     let mut unlabelled: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
     for call in rank.unlabelled.iter().filter(|call| call.takes_parameters) {
@@ -212,6 +220,7 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
         | Contents::Output
         | Contents::Feed(_)
         | Contents::View
+        | Contents::Part { .. }
         | Contents::Activation
         | Contents::Frame => None,
     }

@@ -14,7 +14,7 @@ use ir::sharding::Axis;
 
 use super::super::launch::{all_reduce, exchange_pieces};
 use super::super::{copies_group, shard_group};
-use super::{Class, Counted, Updated, counts, reduce_copies, update as update_elements};
+use super::{Class, Counted, Updated, counts, offload, reduce_copies};
 use crate::store::Bucket;
 use crate::weights::shards;
 
@@ -113,7 +113,7 @@ pub(super) fn update(
             scales: bucket.scales.clone(),
             rounded,
         };
-        update_elements(class, &updated, scalars, steps)?;
+        offload::update(class, &updated, scalars, steps)?;
         if source.is_some() {
             continue;
         }

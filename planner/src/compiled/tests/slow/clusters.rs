@@ -46,7 +46,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
     let calls = codegen::calls::Calls::of(job.module, job.entry).unwrap();
     let layers: Vec<String> = calls.functions().into_iter().map(str::to_owned).collect();
     let mut scorer = Scorer::new(job).unwrap();
-    let (mut least, mut legal) = (f64::INFINITY, 0);
+    let (mut least, mut legal, offload) = (f64::INFINITY, 0, Offload::default());
     for at in 0..job.ranks * job.ranks * 2 * job.global_batch_size {
         let (pp, tp) = (1 + at % job.ranks, 1 + at / job.ranks % job.ranks);
         let rest = at / job.ranks / job.ranks;
@@ -63,11 +63,10 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
             memory_bytes_per_s: prices.memory_rate(1e6, false),
             link: job.cluster.link(tp),
         };
-        let (module, entry) = (job.module, job.entry);
         // What one rank has does not depend on how many data-parallel ones there are.
         let request = Request {
-            module,
-            entry,
+            module: job.module,
+            entry: job.entry,
             dp: 1,
             cp: 1,
             tp,
@@ -94,6 +93,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
                     stage_ends: stage_ends.clone(),
                     zero: Zero { stage, shard: 0 },
                     schedule: Schedule::default(),
+                    offload,
                 };
                 let functions = layers.iter().enumerate().map(|(at, name)| {
                     let shardings = sharded.functions[name].clone();
@@ -132,6 +132,8 @@ fn each_cluster_has_a_plan_of_its_own_and_it_is_the_fastest() {
     for (name, cluster, number) in &clusters {
         let mut job = job(&module, cluster, 4);
         job.global_batch_size = 4;
+        // All is tried that lies on the devices.
+        job.limits = Limits::parse(&[], &["offload".to_owned()], &[]).unwrap();
         let (least, legal) = fastest(&job);
         let found = search(&job).unwrap_or_else(|d| {
             panic!("{name}: {}", ir::diagnostic::render(&d, None));

@@ -1,0 +1,127 @@
+//! Copies between memory spaces.
+//!
+//! They are made in their order while a rank goes on. So what a copy writes is there for the next
+//! copies at once, and for everybody else once it is awaited; until then nobody else writes what it
+//! reads, or uses what it writes.
+
+use std::ops::Range;
+
+use ir::program::BufferId;
+
+use super::super::World;
+use super::{Place, Rank, Seen};
+use crate::check::memory::{Note, Owner};
+
+/// A copy that has begun.
+pub(super) struct Moving {
+    from: Range<u64>,
+    to: Range<u64>,
+}
+
+fn meet(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
+
+impl<'a> Rank<'a> {
+    /// Begins a copy: what is read must be there, and what outlasts the step is overwritten by what
+    /// was copied from it.
+    pub(super) fn begin_move(&mut self, world: &mut World<'_, 'a>, from: BufferId, to: BufferId) {
+        let others = std::mem::take(&mut self.moving);
+        let [source, target] = [from, to].map(|buffer| self.buffer(buffer));
+        let length = source.range.end - source.range.start;
+        let Seen { .. } = self.read(world, &source, 0..length, self.dtype(from));
+        let outlasts = |place: &Place| {
+            place.parts.iter().any(|(_, owner)| match owner {
+                Owner::Buffer(at) => self.program.buffers[*at as usize].contents.outlasts_step(),
+                Owner::Local(..) => false,
+            })
+        };
+        let origin = self.copies.get(&from.0);
+        let is_copy = origin.is_some_and(|(of, _)| self.buffer(*of).range == target.range);
+        if outlasts(&target) && !is_copy {
+            let name = &self.program.buffers[to.0 as usize].name;
+            let text = format!("overwrites `{name}` by what is no copy of it");
+            world.findings.add_at(world.setup, "E2115", self.at(), text);
+        }
+        let is_fetched = target.range.end <= self.program.arena_bytes;
+        let step = Some(self.step);
+        for (range, _, note) in self.notes(&source, 0..length) {
+            let Some(note) = note else { continue };
+            let [start, end] = [range.start, range.end].map(|byte| byte - source.range.start);
+            if is_fetched {
+                let owner = Owner::Buffer(to.0);
+                let there = target.range.start + start..target.range.start + end;
+                self.memory.write(there, Note { owner, step, ..note });
+            } else {
+                self.write(world, &target, start..end, (note.dtype, note.label));
+                self.mark(&target, start..end, note.summed);
+            }
+        }
+        if is_fetched {
+            self.copies.insert(to.0, (from, self.step));
+            self.check_home(world, from, to);
+        } else {
+            self.stored.insert(to.0, from.0);
+        }
+        self.moving = others;
+        self.moving.push(Moving { from: source.range, to: target.range });
+    }
+
+    /// Each value that is copied elsewhere comes back to one place, and to that no other does.
+    fn check_home(&mut self, world: &mut World<'_, 'a>, from: BufferId, to: BufferId) {
+        let Some(made) = self.stored.get(&from.0).copied() else { return };
+        let others = self.fetched.iter();
+        let is_taken = others.clone().any(|(other, home)| *home == to.0 && *other != made);
+        let is_moved = self.fetched.get(&made).is_some_and(|home| *home != to.0);
+        if is_taken || is_moved {
+            let name = |at: u32| &self.program.buffers[at as usize].name;
+            let text =
+                format!("fetches `{}` to the place of another, `{}`", name(made), name(to.0));
+            world.findings.add_at(world.setup, "E2112", self.at(), text);
+        }
+        self.fetched.insert(made, to.0);
+    }
+
+    /// Whether bytes of a copy of what outlasts the step were changed since they came.
+    pub(in crate::check) fn is_changed_copy(&self, buffer: u32, range: &Range<u64>) -> bool {
+        let Some((original, came)) = self.copies.get(&buffer) else { return false };
+        let outlasts = self.buffer(*original).parts.iter().any(|(_, owner)| match owner {
+            Owner::Buffer(at) => self.program.buffers[*at as usize].contents.outlasts_step(),
+            Owner::Local(..) => false,
+        });
+        let is_later = |note: &Note| note.step.is_some_and(|step| step != *came);
+        let mut notes = self.memory.read(range.clone()).into_iter();
+        outlasts && notes.any(|(_, note)| note.as_ref().is_some_and(is_later))
+    }
+
+    /// Ends the copies from and to a buffer, and those before them.
+    pub(super) fn end_moves(&mut self, buffer: BufferId) {
+        let range = self.buffer(buffer).range;
+        let touches = |moving: &Moving| meet(&moving.from, &range) || meet(&moving.to, &range);
+        let ended = self.moving.iter().rposition(touches).map_or(0, |last| last + 1);
+        self.moving.drain(..ended);
+    }
+
+    /// What a place of the device is a copy of; none where it is no copy.
+    pub(in crate::check) fn original(&self, place: &Place) -> Option<Place> {
+        let [(ref range, Owner::Buffer(at))] = place.parts[..] else { return None };
+        let (original, _) = self.copies.get(&at)?;
+        (*range == place.range).then(|| self.buffer(*original))
+    }
+
+    /// Bytes that are read or written are not being copied.
+    pub(super) fn check_moving(
+        &self,
+        world: &mut World<'_, 'a>,
+        range: &Range<u64>,
+        is_written: bool,
+    ) {
+        let disturbs =
+            |moving: &&Moving| meet(&moving.to, range) || is_written && meet(&moving.from, range);
+        if self.moving.iter().find(disturbs).is_some() {
+            let verb = if is_written { "writes" } else { "reads" };
+            let text = format!("{verb} what is being copied, before the copy is awaited");
+            world.findings.add_at(world.setup, "E2127", self.at(), text);
+        }
+    }
+}
