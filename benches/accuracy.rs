@@ -104,7 +104,7 @@ struct Runner {
 impl Runner {
     fn start(plan: &Plan, classes: Classes, threads: usize, tracing: Tracing) -> Runner {
         let deadline = Duration::from_secs(60);
-        let options = Execution { threads_per_rank: threads, deadline, tracing };
+        let options = Execution { threads_per_rank: threads, deadline, tracing, disk: None };
         let mut session = Session::start(Arc::new(classes), &options).expect("the ranks start");
         session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
             1 => Init::Ones,

@@ -399,7 +399,7 @@ fn execute(artefact: &[u8]) -> String {
 
 fn step(contents: Contents) -> Result<(), runtime::Failure> {
     let deadline = Duration::from_secs(5);
-    let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
+    let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None, disk: None };
     let classes = Arc::new(contents.into_classes("loss"));
     let samples = classes.samples(Phase::Step);
     let tokens = vec![1; samples.map_or(0, |s| s.global() * s.seq).min(1 << 20)];

@@ -121,7 +121,11 @@ impl Run {
         let program = session.classes().program_of(0);
         let launches = program.steps.iter().map(|step| match step {
             Step::Call { routine, .. } => program.routines[*routine].instructions.len(),
-            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => 0,
+            Step::Feed { .. }
+            | Step::Send { .. }
+            | Step::Receive { .. }
+            | Step::Move { .. }
+            | Step::Await { .. } => 0,
         });
         let (launches, arena_bytes) = (launches.sum(), program.arena_bytes);
         let vocab = if model == "gpt2-mini" { 256 } else { 50257 };
