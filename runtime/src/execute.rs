@@ -563,7 +563,9 @@ impl Session {
         let Extent { arena, range } = extent(self.classes.program_of(rank), buffer);
         assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
         let range = range.start + first..range.start + first + bytes.len();
-        lock(&self.seats[rank]).arenas[arena].bytes_mut(range).copy_from_slice(bytes);
+        let arenas = &mut lock(&self.seats[rank]).arenas;
+        arenas[arena].bytes_mut(range).copy_from_slice(bytes);
+        arenas[arena].let_go();
     }
 
     /// The bytes of a buffer of one rank.
@@ -574,7 +576,10 @@ impl Session {
     /// Lends the memory of a rank, for reading without a copy.
     pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
         let program = self.classes.program_of(rank);
-        work(&Lent { program, arenas: &lock(&self.seats[rank]).arenas })
+        let arenas = &lock(&self.seats[rank]).arenas;
+        let result = work(&Lent { program, arenas });
+        arenas.iter().for_each(Arena::let_go);
+        result
     }
 
     /// What was timed in the last step.

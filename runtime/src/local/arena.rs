@@ -82,24 +82,28 @@ impl Lent {
         unsafe { std::ptr::copy(self.start, to.start, self.len) };
     }
 
+    /// Lets the system have the memory of what lies on a disk.
+    pub(super) fn let_go(&self) {
+        self.memory.let_go(self.start, self.len);
+    }
+}
+
+impl Memory {
     /// Lets the system have the memory of whole pages of a file, which keep their bytes there: what
     /// lies on a disk takes none of the process.
-    pub(super) fn let_go(&self) {
+    fn let_go(&self, start: *mut u8, len: usize) {
         #[cfg(target_os = "linux")]
-        if let Memory::Mapped { .. } = *self.memory {
-            let before = self.start.align_offset(PAGE);
-            let whole = self.len.saturating_sub(before) / PAGE * PAGE;
+        if let Memory::Mapped { .. } = *self {
+            let before = start.align_offset(PAGE);
+            let whole = len.saturating_sub(before) / PAGE * PAGE;
             if whole > 0 {
-                // SAFETY: the pages lie in a shared map of a file, which the loan keeps; whoever
-                // reads them next has them from the file.
-                unsafe {
-                    let first = self.start.add(before);
-                    libc::madvise(first.cast(), whole, libc::MADV_DONTNEED);
-                }
+                // SAFETY: the pages lie in a shared map of a file, which is there as long as this;
+                // whoever reads them next has them from the file.
+                unsafe { libc::madvise(start.add(before).cast(), whole, libc::MADV_DONTNEED) };
             }
         }
         #[cfg(not(target_os = "linux"))]
-        let _ = &self.memory;
+        let _ = (self, start, len);
     }
 }
 
@@ -145,6 +149,11 @@ impl Arena {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Lets the system have the memory of what lies on a disk: it is read from there next time.
+    pub fn let_go(&self) {
+        self.memory.let_go(self.start.as_ptr(), self.len);
     }
 
     /// Reads a range.
