@@ -553,13 +553,14 @@ fn memory_is_limited_by_a_flag() {
 }
 
 /// Of CPUs it is the memory that the ranks of a node share: each limit below what the last answer
-/// needs has a slower plan that keeps it, down to one that none keeps.
+/// needs has a slower plan that keeps it, down to one that none keeps but with values on a disk.
 #[test]
 fn memory_of_cpus_is_limited_by_a_flag() {
     let scratch = Scratch::new("limited-cpus");
     let (mut before_s, mut limit, mut plans) = (0.0, u64::MAX, 0);
     loop {
-        let line = format!("plan gpt2-mini --ranks 4 --max memory={limit}B --json");
+        let line =
+            format!("plan gpt2-mini --ranks 4 --max memory={limit}B --json --forbid offload");
         let answer = scratch.run(&line);
         if answer.status.code() == Some(3) {
             break;
@@ -572,6 +573,11 @@ fn memory_of_cpus_is_limited_by_a_flag() {
         (before_s, limit, plans) = (step_s, need - 1, plans + 1);
     }
     assert!(plans > 3, "{plans}");
+    let answer = scratch.json(&format!("plan gpt2-mini --ranks 4 --max memory={limit}B --json"));
+    let best = &answer["plans"][0];
+    let text = best["plan"].as_str().expect("a plan");
+    let need = best["need_bytes"].as_u64().expect("bytes");
+    assert!(text.contains("=disk") && need <= limit, "{best}");
     let fits = scratch.json("fit gpt2-mini --ranks 4 --max memory=120MiB --json");
     let rows = fits["rows"].as_array().expect("rows");
     let fit = |row: &Value| row["need_bytes"].as_u64().unwrap() <= 120 << 20;
