@@ -44,7 +44,8 @@ pub enum Decision {
     Recompute,
     /// Whether anything lies elsewhere than on the device.
     Offload,
-    /// Where states of the optimizer and masters lie, by its place in [`Place::ALL`].
+    /// Where states of the optimizer and masters lie, by its number in
+    /// [`Place::ALL`](ir::plan::Place::ALL).
     OffloadOptimizer,
     /// Where weights lie between calls, likewise.
     OffloadParameters,
