@@ -214,7 +214,7 @@ fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
         let (others, _) = candidates(job, &mut attempt.table, &others)?;
         attempt.evaluate_offloaded(&others)?;
     }
-    attempt.bounded_out = attempt.candidate_count - attempt.evaluated.len();
+    attempt.bounded_out = attempt.candidate_count.saturating_sub(attempt.evaluated.len());
     Ok(attempt)
 }
 
@@ -266,7 +266,7 @@ impl Attempt<'_> {
     fn evaluate_offloaded(&mut self, all: &[(Candidate, Bound)]) -> Result<(), Diagnostic> {
         self.candidate_count += all.len();
         let mut left: Vec<usize> = (0..all.len()).filter(|at| all[*at].1.fits()).collect();
-        let mut oversized: Vec<usize> = Vec::new();
+        let (mut oversized, mut looked_at) = (Vec::new(), BTreeSet::new());
         if self.best.is_none() {
             let size =
                 |at: &usize| (all[*at].1.need, &all[*at].0.keeps, all[*at].0.microbatch_size);
@@ -278,7 +278,11 @@ impl Attempt<'_> {
                 .filter(|at| seen.len() < KINDS_MAX && seen.insert(kind(&all[*at].0)))
                 .collect();
             for at in smallest {
-                if self.best.is_none() && !self.evaluate(&all[at].0)? {
+                if self.best.is_some() {
+                    break;
+                }
+                looked_at.insert(at);
+                if !self.evaluate(&all[at].0)? {
                     oversized.push(at);
                 }
             }
@@ -287,7 +291,8 @@ impl Attempt<'_> {
         let mut compiled = 0;
         for at in left {
             let (candidate, bound) = &all[at];
-            if oversized.iter().any(|other| all[*other].0.is_part_of(candidate)) {
+            let is_part_of = |other: &usize| all[*other].0.is_part_of(candidate);
+            if looked_at.contains(&at) || oversized.iter().any(is_part_of) {
                 continue;
             }
             let beaten = self.best_s() <= bound.seconds * (1.0 - ROUNDING);

@@ -107,6 +107,25 @@ fn limits_hold() {
     assert_eq!(search(&job).unwrap_err().code, "E3203");
 }
 
+/// A job that fixes what is offloaded compiles each candidate once at most.
+#[test]
+fn what_is_offloaded_may_be_fixed() {
+    let (module, cluster) = (module(2), cluster(1 << 30));
+    for (fixed, candidates) in [("mbs=4,keep=full,dp=1,pp=1", 1..=1), ("pp=1", 2..=1000)] {
+        let fixed = format!("offload-optimizer=disk,offload-activations=device,{fixed}");
+        let fixed: Vec<String> = fixed.split(',').map(str::to_owned).collect();
+        let limits = Limits::parse(&fixed, &[], &[]).unwrap();
+        let found = search(&Job { limits, ..job(&module, &cluster, 1) }).unwrap();
+        assert_eq!(found.plan.offload.optimizer, ir::plan::Place::Disk);
+        assert!(candidates.contains(&found.candidate_count), "{}", found.candidate_count);
+        assert_eq!(found.bounded_out + found.evaluated.len(), found.candidate_count);
+        let mut once: Vec<&Candidate> = found.evaluated.iter().map(|s| &s.candidate).collect();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), found.evaluated.len());
+    }
+}
+
 #[test]
 fn ranks_that_a_model_cannot_use_are_refused() {
     let module = module(3);
