@@ -290,32 +290,22 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
     let mut taken = vec![0];
     let mut count = 0;
     for step in theirs {
-        match step {
-            Step::Receive { from, .. } if *from == program.stage => count += 1,
-            Step::Send { to, .. } if *to == program.stage => taken.push(count),
-            Step::Receive { .. }
-            | Step::Send { .. }
-            | Step::Feed { .. }
-            | Step::Call { .. }
-            | Step::Move { .. }
-            | Step::Await { .. } => {}
+        if matches!(step, Step::Receive { from, .. } if *from == program.stage) {
+            count += 1;
+        } else if matches!(step, Step::Send { to, .. } if *to == program.stage) {
+            taken.push(count);
         }
     }
     let (mut sent, mut received, mut most) = (0u64, 0, 0);
     for step in steps {
-        match step {
-            Step::Receive { from, .. } if *from == peer => received += 1,
-            Step::Send { to, buffer } if *to == peer => {
-                sent += 1;
-                let bytes = program.buffers[buffer.0 as usize].bytes;
-                most = most.max((sent - taken[received]) * bytes);
-            }
-            Step::Receive { .. }
-            | Step::Send { .. }
-            | Step::Feed { .. }
-            | Step::Call { .. }
-            | Step::Move { .. }
-            | Step::Await { .. } => {}
+        if matches!(step, Step::Receive { from, .. } if *from == peer) {
+            received += 1;
+        } else if let Step::Send { to, buffer } = step
+            && *to == peer
+        {
+            sent += 1;
+            let bytes = program.buffers[buffer.0 as usize].bytes;
+            most = most.max((sent - taken[received]) * bytes);
         }
     }
     most

@@ -451,7 +451,8 @@ impl<'a> Scorer<'a> {
     /// Those of [`search`] except `E3201`.
     pub fn first(&mut self, limits: &Limits) -> Result<Scored, Diagnostic> {
         let job = Job { limits: limits.clone(), ..self.0.job().clone() };
-        let (all, failed) = candidates(&job, &mut self.0, &offloads(&job).concat())?;
+        let [usual, _] = offloads(&job);
+        let (all, failed) = candidates(&job, &mut self.0, &usual)?;
         let Some((candidate, _)) = all.first() else {
             return Err(failed.unwrap_or_else(|| no_candidates(&job)));
         };

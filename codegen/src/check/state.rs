@@ -218,13 +218,7 @@ impl<'a> Rank<'a> {
     ) {
         let is_kept = |place: &Place| {
             let original = self.original(place);
-            original.as_ref().unwrap_or(place).parts.iter().any(|(_, owner)| match owner {
-                Owner::Buffer(at) => {
-                    let contents = &self.program.buffers[*at as usize].contents;
-                    contents.outlasts_step()
-                }
-                Owner::Local(..) => false,
-            })
+            self.outlasts_step(original.as_ref().unwrap_or(place))
         };
         for output in outputs.iter().filter(|place| is_kept(place)) {
             let changed = self.weights(output);

@@ -1,4 +1,4 @@
-//! What TMA is told of a tensor.
+//! Tensor maps: the descriptors of the tensors that TMA copies.
 
 use ir::DType;
 

@@ -415,25 +415,27 @@ fn the_gradient_is_that_of_finite_differences() {
     }
 }
 
+/// Experts with one empty dim each.
+pub(crate) fn with_empty_dims() -> [Experts; 4] {
+    let accumulate = [false, true, false];
+    let [tokens, experts, model, inner] = [3, 2, 4, 5];
+    let (top_k, of, dtype) = (1, 2, DType::F32);
+    let full = Experts { tokens, experts, model, inner, top_k, of, accumulate, dtype };
+    [
+        Experts { tokens: 0, ..full.clone() },
+        Experts { experts: 0, ..full.clone() },
+        Experts { model: 0, ..full.clone() },
+        Experts { inner: 0, ..full },
+    ]
+}
+
 /// Empty dims: results are zero, and what is added to stays.
 #[test]
 fn nothing_is_computed_of_nothing() {
     let mut random = Random::new(1300);
-    let full = Experts {
-        tokens: 3,
-        experts: 2,
-        model: 4,
-        inner: 5,
-        top_k: 1,
-        of: 2,
-        accumulate: [false, true, false],
-        dtype: DType::F32,
-    };
-    let cases: [fn(&mut Experts); 4] =
-        [|e| e.tokens = 0, |e| e.experts = 0, |e| e.model = 0, |e| e.inner = 0];
-    for empty in cases {
-        let mut e = full.clone();
-        empty(&mut e);
+    for e in with_empty_dims() {
+        let [tokens, experts, model, inner] = [3, 2, 4, 5];
+        let full = Experts { tokens, experts, model, inner, ..e.clone() };
         let operands = operands(&mut random, &full, Routing::All);
         let [(forward, old), (backward, old_gradients)] = kernels(&mut random, &e);
         let fit = |kernel: &Kernel| -> Vec<Buffer> {

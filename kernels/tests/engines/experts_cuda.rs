@@ -8,7 +8,7 @@ use ir::DType;
 
 use crate::experts::{
     GRADIENTS, Routing, TYPES, assert_near, furthest, kernels, operands, random_experts,
-    reference_rounded, tolerance, with_old,
+    reference_rounded, tolerance, with_empty_dims, with_old,
 };
 use crate::shim::{Library, compiler};
 use crate::tensor::{EACH, mistaken};
@@ -245,23 +245,9 @@ fn text_computes_nothing_of_nothing() {
         println!("skipped: no C++ compiler");
         return;
     }
-    let full = Experts {
-        tokens: 3,
-        experts: 2,
-        model: 4,
-        inner: 5,
-        top_k: 1,
-        of: 2,
-        accumulate: [false, true, false],
-        dtype: DType::F32,
-    };
-    let empty: [fn(&mut Experts); 4] =
-        [|e| e.tokens = 0, |e| e.experts = 0, |e| e.model = 0, |e| e.inner = 0];
     let mut random = Random::new(60);
     let mut all = Vec::new();
-    for change in empty {
-        let mut e = full.clone();
-        change(&mut e);
+    for e in with_empty_dims() {
         for (kernel, old) in kernels(&mut random, &e) {
             let inputs = kernel.inputs().into_iter();
             let inputs = inputs.map(|of| Buffer::new(of.dtype, &random.numbers(of.len))).collect();
@@ -280,7 +266,7 @@ fn text_computes_nothing_of_nothing() {
 /// replaced, which time, and by what.
 type Mistake = (usize, usize, usize, &'static str, usize, &'static str);
 
-/// Of so many mistakes one is planted where not all are.
+/// The stride at which mistakes are sampled, unless all are planted.
 const SAMPLED: usize = 4;
 
 const MISTAKES: [Mistake; 33] = [

@@ -73,7 +73,7 @@ impl Mover {
         };
         self.pending.push_back([from, to]);
         let is_taken = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        assert!(is_taken, "the thread copies until it is told to end");
+        assert!(is_taken, "the copying thread is alive");
     }
 
     /// Waits for the copies from and to a range that have begun, and for those before them.

@@ -30,15 +30,9 @@ impl<'a> Rank<'a> {
         let [source, target] = [from, to].map(|buffer| self.buffer(buffer));
         let length = source.range.end - source.range.start;
         let Seen { .. } = self.read(world, &source, 0..length, self.dtype(from));
-        let outlasts = |place: &Place| {
-            place.parts.iter().any(|(_, owner)| match owner {
-                Owner::Buffer(at) => self.program.buffers[*at as usize].contents.outlasts_step(),
-                Owner::Local(..) => false,
-            })
-        };
         let origin = self.copies.get(&from.0);
         let is_copy = origin.is_some_and(|(of, _)| self.buffer(*of).range == target.range);
-        if outlasts(&target) && !is_copy {
+        if self.outlasts_step(&target) && !is_copy {
             let name = &self.program.buffers[to.0 as usize].name;
             let text = format!("overwrites `{name}` by what is no copy of it");
             world.findings.add_at(world.setup, "E2115", self.at(), text);
@@ -85,10 +79,7 @@ impl<'a> Rank<'a> {
     /// Whether bytes of a copy of what outlasts the step were changed since they came.
     pub(in crate::check) fn is_changed_copy(&self, buffer: u32, range: &Range<u64>) -> bool {
         let Some((original, came)) = self.copies.get(&buffer) else { return false };
-        let outlasts = self.buffer(*original).parts.iter().any(|(_, owner)| match owner {
-            Owner::Buffer(at) => self.program.buffers[*at as usize].contents.outlasts_step(),
-            Owner::Local(..) => false,
-        });
+        let outlasts = self.outlasts_step(&self.buffer(*original));
         let is_later = |note: &Note| note.step.is_some_and(|step| step != *came);
         let mut notes = self.memory.read(range.clone()).into_iter();
         outlasts && notes.any(|(_, note)| note.as_ref().is_some_and(is_later))
@@ -107,6 +98,14 @@ impl<'a> Rank<'a> {
         let [(ref range, Owner::Buffer(at))] = place.parts[..] else { return None };
         let (original, _) = self.copies.get(&at)?;
         (*range == place.range).then(|| self.buffer(*original))
+    }
+
+    /// Whether some of a place outlasts the step.
+    pub(in crate::check) fn outlasts_step(&self, place: &Place) -> bool {
+        place.parts.iter().any(|(_, owner)| match owner {
+            Owner::Buffer(at) => self.program.buffers[*at as usize].contents.outlasts_step(),
+            Owner::Local(..) => false,
+        })
     }
 
     /// Bytes that are read or written are not being copied.
