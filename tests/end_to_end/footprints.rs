@@ -202,6 +202,26 @@ fn sum(memory: &Value) -> f64 {
 
 /// The memory of an answer is that of the program which `compile` makes of the very plan that was
 /// written, and all verbs say the same of it.
+/// What a plan places on the host must fit there: eight devices of a node share it.
+#[test]
+fn programs_do_not_fit_where_their_host_is_too_small() {
+    let scratch = tiny("small-host");
+    let asked = "score gpt3-175b --cluster b200 --gbs 32 --seq 512 --json";
+    for (layout, fits) in [
+        ("tp=2 pp=2 dp=2 mbs=8 sp zero=3 recompute=layers:47", false),
+        ("tp=8 pp=8 dp=2 mbs=8 sp zero=3 recompute=layers:11", true),
+    ] {
+        let layout = format!("{layout} offload-optimizer=host");
+        let mut score = scratch.command(&[], asked);
+        let answer = score.args(["--config", &layout]).output().expect("it starts").stdout;
+        let answer: Value = serde_json::from_slice(&answer).expect("a document");
+        let memory = &answer["memory"];
+        assert_eq!((&memory["from"], &answer["fits"]), (&"compiled".into(), &fits.into()));
+        let excess = memory["host_excess_bytes"].as_f64().expect("bytes");
+        assert_eq!(excess == 0.0, fits, "{layout}: {memory:#}");
+    }
+}
+
 #[test]
 fn answers_have_the_memory_of_their_programs() {
     let scratch = tiny("footprints");
