@@ -137,7 +137,7 @@ const DECISIONS: &str = "Decisions";
 #[serde(default)]
 pub struct Limited {
     /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute, offload,
-    /// offload-optimizer, offload-activations; on GPUs also schedule, shard, offload-parameters,
+    /// offload-optimizer, offload-parameters, offload-activations; on GPUs also schedule, shard,
     /// placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
@@ -206,6 +206,7 @@ impl Limited {
             Decision::Recompute,
             Decision::Offload,
             Decision::OffloadOptimizer,
+            Decision::OffloadParameters,
             Decision::OffloadActivations,
         ];
         let refuse = |decision: Decision| {

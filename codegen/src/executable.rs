@@ -83,7 +83,10 @@ impl Features {
                 is_split && !has_whole_shards,
                 "ZeRO over ranks that are neither a multiple of cp nor a factor",
             ),
-            (self.offload.parameters != Place::Device, "offload of parameters"),
+            (
+                self.offload.parameters != Place::Device && is_split && self.zero.stage < 3,
+                "offload of parameters under ZeRO 1 and 2",
+            ),
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()
     }

@@ -5,7 +5,7 @@ mod units;
 use std::collections::BTreeMap;
 
 use ir::DType;
-use ir::plan::Place;
+use ir::plan::{Offload, Place};
 use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
 use ir::program::{
@@ -176,8 +176,8 @@ pub(crate) struct Store {
     /// For each transient buffer, when it is live.
     spans: BTreeMap<u32, (usize, usize)>,
     routines: Vec<Routine>,
-    /// Where states of the optimizer and masters lie.
-    optimizer: Place,
+    /// Where parameters, and states of the optimizer with masters, lie.
+    offload: Offload,
     /// The memory spaces of buffers that are not on the device.
     away: BTreeMap<u32, Place>,
     /// By memory space: bytes of what persists.
@@ -203,12 +203,12 @@ impl Store {
     /// pieces.
     pub(crate) fn for_training(
         weights: Vec<WeightPlace>,
-        (states, optimizer): (usize, Place),
+        (states, offload): (usize, Offload),
         precision: Precision,
         shards: Shards,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
-        store.optimizer = optimizer;
+        store.offload = offload;
         let Precision { parameters, gradients, master, .. } = precision;
         let params = store.block("params", parameters, Contents::Param);
         let is_whole = shards.are_one();
@@ -298,7 +298,7 @@ impl Store {
             buffers: Vec::new(),
             spans: BTreeMap::new(),
             routines: Vec::new(),
-            optimizer: Place::Device,
+            offload: Offload::default(),
             away: BTreeMap::new(),
             ends: [0; 3],
             params: BTreeMap::new(),
@@ -414,6 +414,8 @@ impl Store {
     ) -> BufferId {
         let is_it = |(at, b): (usize, &Buffer)| {
             let is_run = b.contents == Contents::View && b.sizes == [elements];
+            // What is transient has no place yet.
+            let is_run = is_run && !self.spans.contains_key(&(at as u32));
             is_run && b.offset == offset && self.place(BufferId(at as u32)) == place
         };
         if let Some(there) = self.buffers.iter().enumerate().position(is_it) {
@@ -457,13 +459,20 @@ impl Store {
 
     /// The memory space of what persists.
     fn place_of(&self, contents: &Contents) -> Place {
-        let is_state = match contents {
-            Contents::Master(_) | Contents::State { .. } | Contents::Scale { .. } => true,
-            Contents::Shard { role: ShardRole::State(_) | ShardRole::Scale(_), .. } => true,
-            // Else it is what parameters are gathered from.
-            Contents::Shard { role: ShardRole::Master, .. } => self.precision.master.is_some(),
-            Contents::Shard { .. }
-            | Contents::Param(_)
+        let Offload { optimizer, parameters, .. } = self.offload;
+        match contents {
+            Contents::Master(_) | Contents::State { .. } | Contents::Scale { .. } => optimizer,
+            Contents::Shard { role: ShardRole::State(_) | ShardRole::Scale(_), .. } => optimizer,
+            Contents::Param(_) | Contents::Shard { role: ShardRole::Param, .. } => parameters,
+            // Where no type is narrower, it is what parameters are gathered from.
+            Contents::Shard { role: ShardRole::Master, .. } => match self.precision.master {
+                Some(_) => optimizer,
+                None => parameters,
+            },
+            Contents::Shard {
+                role: ShardRole::Grad | ShardRole::Term | ShardRole::Rounded,
+                ..
+            }
             | Contents::Grad(_)
             | Contents::Feed(_)
             | Contents::Stats
@@ -474,9 +483,8 @@ impl Store {
             | Contents::Activation
             | Contents::Frame
             | Contents::Gathered { .. }
-            | Contents::Term { .. } => false,
-        };
-        if is_state { self.optimizer } else { Place::Device }
+            | Contents::Term { .. } => Place::Device,
+        }
     }
 
     fn view(&mut self, name: &str, dtype: DType, elements: usize, offset: u64) -> BufferId {
@@ -502,11 +510,16 @@ impl Store {
         self.part(&name, Contents::Part { of: whole }, dtype, vec![elements], (whole, first))
     }
 
-    /// Room on the device, at a moment, for some elements like those of a buffer.
-    pub(crate) fn staged(&mut self, like: BufferId, elements: usize, at: usize) -> BufferId {
+    /// Room on the device for some elements like those of a buffer, from one moment to another.
+    pub(crate) fn staged(
+        &mut self,
+        like: BufferId,
+        elements: usize,
+        span: (usize, usize),
+    ) -> BufferId {
         let Buffer { ref name, dtype, .. } = self.buffers[like.0 as usize];
         let name = format!("{name}.staged");
-        self.transient(&name, Contents::Activation, dtype, vec![elements], (at, at))
+        self.transient(&name, Contents::Activation, dtype, vec![elements], span)
     }
 
     /// The first elements of room for as many or more, as room of its own.

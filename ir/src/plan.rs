@@ -124,8 +124,8 @@ impl Place {
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct Offload {
-    /// Optimizer state and master weights, between updates. Programs bring them to the device for
-    /// these; the closed form prices an update where they are.
+    /// Optimizer state and master weights, between updates, for which programs bring them to the
+    /// device.
     pub optimizer: Place,
     /// Weights, fetched before each use.
     pub parameters: Place,

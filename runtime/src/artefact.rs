@@ -89,9 +89,13 @@ impl Contents {
         Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(&module, entry) }
     }
 
-    /// The bytes of the arenas of all ranks in memory: the device's and the host's.
+    /// The bytes of the arenas of all ranks in memory: the device's and, where that is a CPU, the
+    /// host's.
     pub fn arena_bytes(&self) -> u64 {
-        let in_memory = |program: &Program| program.arena_bytes.saturating_add(program.host_bytes);
+        let is_host = self.archs.is_empty();
+        let in_memory = |program: &Program| {
+            program.arena_bytes.saturating_add(if is_host { program.host_bytes } else { 0 })
+        };
         let one_each = self.programs.iter().map(in_memory).fold(0, u64::saturating_add);
         one_each.saturating_mul(self.plan.mesh.dp as u64)
     }

@@ -120,16 +120,21 @@ fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String
         "cpu" => format!("{} cores", machine.cores),
         device => device.to_owned(),
     };
-    let on_disk: u64 = contents.programs.iter().map(|program| program.disk_bytes).sum();
-    let on_disk = match on_disk * plan.mesh.dp as u64 {
-        0 => String::new(),
-        bytes => format!(", {} of a disk", Bytes(bytes)),
+    let beside = |bytes: fn(&ir::program::Program) -> u64, what: &str| {
+        let all = contents.programs.iter().map(bytes).sum::<u64>() * plan.mesh.dp as u64;
+        if all == 0 { String::new() } else { format!(", {} of {what}", Bytes(all)) }
     };
+    // That of CPUs is part of their memory.
+    let on_host = match contents.archs.is_empty() {
+        true => String::new(),
+        false => beside(|program| program.host_bytes, "hosts"),
+    };
+    let on_disk = beside(|program| program.disk_bytes, "a disk");
     let predicted = plan.predictions.get("step_time_s").map(|p| output::seconds(p.value));
     format!(
         "model   {}: {count} parameters in {}, steps of {gbs} samples of {} tokens\n\
          plan    {} on {}, predicted {} a step\n\
-         needs   {} ranks, {cores} with {}, {} of memory{on_disk}\n\
+         needs   {} ranks, {cores} with {}, {} of memory{on_host}{on_disk}\n\
          wrote   {}: {} with {} and {}\n",
         model.name,
         plan.dtype(),

@@ -23,7 +23,7 @@ use crate::model::{Wanted, plan, prepared_as, session};
 const SEQ: usize = 16;
 const SAMPLES: usize = 12;
 /// The most that the closed form is off, at the median and the 95th percentile of plans.
-const ACTIVATIONS: [f64; 2] = [0.03, 0.17];
+const ACTIVATIONS: [f64; 2] = [0.03, 0.32];
 const BOTH: [f64; 2] = [0.05, 0.25];
 const ALL: [f64; 2] = [0.01, 0.05];
 
@@ -73,7 +73,7 @@ fn footprints_are_what_sessions_allocate() {
 }
 
 /// Layouts of eight devices that programs carry out.
-const LAYOUTS: [&str; 21] = [
+const LAYOUTS: [&str; 29] = [
     "dp=8 mbs=1",
     "dp=8 mbs=4",
     "dp=8 mbs=2 zero=1",
@@ -95,11 +95,20 @@ const LAYOUTS: [&str; 21] = [
     "dp=8 mbs=1 zero=3",
     "dp=8 mbs=1 zero=3 recompute=full",
     "tp=2 pp=2 dp=2 mbs=1 sp zero=3",
+    "dp=8 mbs=2 offload-activations=host",
+    "dp=8 mbs=2 recompute=full offload-activations=host",
+    "pp=4 dp=2 mbs=1 offload-activations=host",
+    "pp=2 dp=4 mbs=1 vpp=3 offload-activations=host",
+    "tp=2 pp=2 dp=2 mbs=1 sp offload-activations=host",
+    "dp=8 mbs=2 offload-parameters=host",
+    "pp=4 dp=2 mbs=1 offload-parameters=host offload-optimizer=host",
+    "dp=8 mbs=1 zero=3 offload-parameters=host",
 ];
 
 /// The relative errors of some numbers, without sign, in their order.
 fn errors(pairs: impl Iterator<Item = (f64, f64)>) -> Vec<f64> {
-    let mut errors: Vec<f64> = pairs.map(|(of, to)| (of / to - 1.0).abs()).collect();
+    let error = |(of, to): (f64, f64)| if of == to { 0.0 } else { (of / to - 1.0).abs() };
+    let mut errors: Vec<f64> = pairs.map(error).collect();
     errors.sort_by(f64::total_cmp);
     errors
 }
@@ -107,7 +116,10 @@ fn errors(pairs: impl Iterator<Item = (f64, f64)>) -> Vec<f64> {
 /// What the closed form may expect of a layout's activations and working memory, as parts of what
 /// its programs hold.
 fn nearness(layout: &str) -> Range<f64> {
-    if layout.contains("vpp") {
+    if layout.contains("offload-activations") {
+        // Little is left: two layers' activations, and those of the loss.
+        0.6..1.4
+    } else if layout.contains("vpp") {
         // Interleaved stages keep so much that no other part hides an error.
         0.88..1.25
     } else if layout.contains("zero=2") || layout.contains("zero=3") {
@@ -252,13 +264,22 @@ fn answers_have_the_memory_of_their_programs() {
         let explained = scratch.json(&format!("explain {asked} --plan x.plan --json"));
         assert_eq!(&explained["memory"], memory, "{fixed}");
     }
+    // What lies on the host is no part of a GPU's memory.
+    let away = "--fix dp=4,zero=0,vpp=1,cp=1,offload-activations=host";
+    scratch.answer(&format!("plan {asked} {away} -o y.plan"));
+    let line = "compile gpt2-mini --ranks 4 --gbs 8 --seq 32 --dtype bf16 --plan y.plan";
+    let page = scratch.answer(&format!("{line} --arch sm_90a -o y.gtl"));
+    assert!(page.contains("of hosts"), "{page}");
+    scratch.answer("inspect y.gtl");
     let fit = scratch.json(&format!("fit {asked} --json"));
     assert_eq!(fit["memory"]["from"], "compiled", "{fit:#}");
     // What no program carries out keeps the expectation, and says why.
-    let moved = scratch.json(&format!("plan {asked} --fix offload-parameters=host --json"));
+    let fixed = "--fix offload-parameters=host,zero=1,dp=4";
+    let moved = scratch.json(&format!("plan {asked} {fixed} --json"));
     assert_eq!(moved["memory"]["from"], "estimate");
-    assert_eq!(moved["memory"]["not_compiled"], "offload of parameters");
-    let page = scratch.answer(&format!("plan {asked} --fix offload-parameters=host"));
+    let why = "offload of parameters under ZeRO 1 and 2";
+    assert_eq!(moved["memory"]["not_compiled"], why);
+    let page = scratch.answer(&format!("plan {asked} {fixed}"));
     let told = "expected in closed form; not compiled yet: offload of parameters";
     assert!(page.contains(told), "{page}");
     let page = scratch.answer(&format!("plan {asked} --fix zero=0,dp=4,offload=off"));

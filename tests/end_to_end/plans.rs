@@ -143,7 +143,8 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
         let verified = scratch.json("verify tiny --plan split.plan --json");
         assert_eq!(verified["meshes"][0]["dp"], 2, "{verified:#}");
     }
-    scratch.answer(&format!("plan {asked} --fix offload-parameters=host,pp=2 -o y.plan"));
+    scratch
+        .answer(&format!("plan {asked} --fix offload-parameters=host,pp=2,dp=2,zero=1 -o y.plan"));
     assert_eq!(scratch.run("verify gpt2-mini --plan y.plan").status.code(), Some(4));
     assert_eq!(scratch.run("verify gpt2-mini --plan x.plan --seq 8").status.code(), Some(2));
     let refused = scratch.run(&format!("compile {on} --plan y.plan -o y.gtl"));

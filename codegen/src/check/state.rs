@@ -160,8 +160,11 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// What a place is a piece of: as what, of which bucket.
+    /// What a place is a piece of, or a copy of one: as what, of which bucket.
     fn bucket(&self, place: &Place) -> Option<(ShardRole, BufferId)> {
+        if let Some(original) = self.original(place) {
+            return self.bucket(&original);
+        }
         let [(_, Owner::Buffer(at))] = place.parts[..] else { return None };
         let Contents::Shard { role, bucket } = self.program.buffers[at as usize].contents else {
             return None;
@@ -172,9 +175,14 @@ impl<'a> Rank<'a> {
     /// The weights behind a place, with the elements of each; none if there are none. A bucket of
     /// which the place is a piece counts as one weight, after all others.
     pub(super) fn weights(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
-        if let Some(original) = self.original(place) {
-            return self.weights(&original);
+        match self.original(place) {
+            Some(original) => self.weights(&original),
+            None => self.weights_of_parts(place),
         }
+    }
+
+    /// As [`Rank::weights`], of the buffers that a place lies on, whatever was copied there.
+    pub(super) fn weights_of_parts(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let Owner::Buffer(at) = owner else { return None };
             let buffer = &self.program.buffers[*at as usize];

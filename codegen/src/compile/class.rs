@@ -327,7 +327,7 @@ fn store(
 
 /// Room for weights and for what training them takes.
 pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
-    let states = (plan.optimizer.state_count(), plan.offload.optimizer);
+    let states = (plan.optimizer.state_count(), plan.offload);
     let precision = plan.precision;
     let shards = shards(plan);
     if shares_gradients(plan) {

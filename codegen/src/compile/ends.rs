@@ -36,7 +36,7 @@ impl AllEnds {
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
         let shards = shards(plan);
-        let of_update = (plan.optimizer, plan.offload.optimizer);
+        let of_update = (plan.optimizer, plan.offload.optimizer, plan.offload.parameters);
         let of_plan = (plan.mesh, plan.ep, of_update, plan.precision, plan.target, shards);
         let shares = shares_gradients(plan).then_some(plan.zero.stage);
         let units =

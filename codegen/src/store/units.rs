@@ -5,10 +5,10 @@
 //! which are scattered at once: each rank keeps a piece of their sum. Where ranks share parameters,
 //! each keeps a piece, and a call gathers what it reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::DType;
-use ir::plan::Place;
+use ir::plan::Offload;
 use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
 use serde::Serialize;
@@ -48,6 +48,13 @@ impl Key {
             region_of(place);
         let region = (is_frozen, is_expert, !is_matrix, is_coded, foreign, is_partial, is_cut);
         Key { region, callers: place.callers.clone() }
+    }
+}
+
+impl Unit {
+    /// Its weights, and the elements of all.
+    pub(crate) fn all(&self) -> (&[Member], usize) {
+        (&self.members, self.elements)
     }
 }
 
@@ -107,13 +114,13 @@ impl Store {
     /// states, and parameters: whole, or their piece where `gathers` says that calls gather them.
     pub(crate) fn for_units(
         weights: Vec<WeightPlace>,
-        (states, optimizer): (usize, Place),
+        (states, offload): (usize, Offload),
         precision: Precision,
         shards: Shards,
         gathers: bool,
     ) -> Store {
         let mut store = Store::empty(weights, precision, shards);
-        store.optimizer = optimizer;
+        store.offload = offload;
         store.weights.sort_by_key(|place| (Key::of(place), place.weight));
         let weights = store.weights.clone();
         let mut number = 0;
@@ -137,7 +144,7 @@ impl Store {
 
     fn place_unit(&mut self, mut unit: Unit, gathers: bool, states: usize) {
         unit.params = match gathers {
-            true => self.whole(&unit, Passing::Gathered, (0, 0)).view,
+            true => self.whole(unit.all(), Passing::Gathered, (0, 0)).view,
             false => self.resident(&unit),
         };
         let Precision { parameters, master, .. } = self.precision;
@@ -200,16 +207,21 @@ impl Store {
         Bucket { region, piece, params: unit.params, grads, master, states, scales }
     }
 
-    /// Room for a unit as whole tensors while a call runs.
-    pub(crate) fn whole(&mut self, unit: &Unit, passing: Passing, span: (usize, usize)) -> Whole {
+    /// Room for weights side by side as whole tensors while a call runs.
+    pub(crate) fn whole(
+        &mut self,
+        (members, elements): (&[Member], usize),
+        passing: Passing,
+        span: (usize, usize),
+    ) -> Whole {
         let Precision { parameters, gradients, .. } = self.precision;
         let (name, dtype) = match passing {
             Passing::Gathered => ("gathered", parameters),
             Passing::Term => ("terms", gradients),
         };
-        let view = self.transient(name, Contents::View, dtype, vec![unit.elements], span);
+        let view = self.transient(name, Contents::View, dtype, vec![elements], span);
         let mut weights = BTreeMap::new();
-        for Member { weight, first } in unit.members.iter().copied() {
+        for Member { weight, first } in members.iter().copied() {
             let place = &self.weights[weight];
             let (name, of_entry) = (format!("{name}.{}", place.name), place.weight);
             let sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
@@ -221,6 +233,33 @@ impl Store {
             weights.insert(of_entry, buffer);
         }
         Whole { view, weights }
+    }
+
+    /// Room for some of the entry's weights while a call runs, and the views of where they lie:
+    /// one of all that lie side by side.
+    pub(crate) fn fetched(
+        &mut self,
+        wanted: &BTreeSet<usize>,
+        span: (usize, usize),
+    ) -> Vec<(BufferId, Whole)> {
+        let own = self.weights.iter().enumerate();
+        let own = own.filter(|(_, place)| wanted.contains(&place.weight)).map(|(at, _)| at);
+        let numbers: Vec<usize> = own.collect();
+        let mut fetched = Vec::new();
+        for run in numbers.chunk_by(|a, b| a + 1 == *b) {
+            let dtype = self.precision.parameters;
+            let buffer =
+                |at: usize| &self.buffers[self.params[&self.weights[at].weight].0 as usize];
+            let (start, last) = (buffer(run[0]).offset, buffer(run[run.len() - 1]));
+            let element = |offset: u64| ((offset - start) / dtype.size()) as usize;
+            let elements = element(last.offset + last.bytes);
+            let member = |at: &usize| Member { weight: *at, first: element(buffer(*at).offset) };
+            let members: Vec<Member> = run.iter().map(member).collect();
+            let source = self.run_in(self.offload.parameters, "params", dtype, (start, elements));
+            let whole = self.whole((&members, elements), Passing::Gathered, span);
+            fetched.push((source, whole));
+        }
+        fetched
     }
 
     /// Keeps the unit in which a gathered parameter is until a time.

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use codegen::calls::{Calls, Operand, Weight};
-use ir::plan::{Optimizer, Place};
+use ir::plan::{Offload, Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
@@ -132,7 +132,7 @@ fn stages(
     let mut stages = Vec::with_capacity(pp);
     for at in 0..pp {
         let mut stage = Stage::default();
-        let (mut held, mut updated) = ([0; 2], [0; 2]);
+        let (mut held, mut updated, mut fetched_s) = ([0; 2], [0; 2], 0.0);
         let mut kept = vec![0; candidate.chunks()];
         let mut kept_of_all = kept.clone();
         for (chunk, [from, to]) in candidate.calls_of(at).into_iter().enumerate() {
@@ -167,8 +167,11 @@ fn stages(
             stage.moved_s += moved_seconds(job, candidate, share, rates);
             let [each, once] = reduction(job, candidate, held[which] as f64, groups[which]);
             stage.seconds += each;
+            let own = (held[which] / shares[which]) as u64;
+            fetched_s += fetched_seconds(job, candidate, own, rates);
             stage.reduction_s += once;
         }
+        stage.seconds = stage.seconds.max(fetched_s);
         let size = |which: usize| {
             let held = held[which] as u64;
             whole * held + shared * held / shares[which] as u64
@@ -223,12 +226,19 @@ fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
 }
 
 /// Seconds in which states of the optimizer and masters of `elements` elements come to the device
-/// and go back.
+/// and go back, and their parameters, which come where they are updated themselves.
 fn moved_seconds(job: &Job<'_>, candidate: &Candidate, elements: f64, rates: &Prices<'_>) -> f64 {
-    let Precision { states, master, .. } = job.precision;
+    let Precision { parameters, states, master, .. } = job.precision;
+    let Offload { optimizer, parameters: at_rest, .. } = candidate.offload;
     let each = job.optimizer.state_count() as u64 * states.size() + master.map_or(0, DType::size);
-    let bytes = (each as f64 * elements) as u64;
-    2.0 * rates.copy(candidate.offload.optimizer, bytes)
+    let copy = |place, each: u64| rates.copy(place, (each as f64 * elements) as u64);
+    let ways = if master.is_some() { 1.0 } else { 2.0 };
+    2.0 * copy(optimizer, each) + ways * copy(at_rest, parameters.size())
+}
+
+/// Seconds in which parameters come to the device for the forward pass of a micro-batch.
+fn fetched_seconds(job: &Job<'_>, candidate: &Candidate, elements: u64, rates: &Prices<'_>) -> f64 {
+    rates.copy(candidate.offload.parameters, elements * job.precision.parameters.size())
 }
 
 /// What is held for each element of a weight, by each rank and by all that share it: itself, its
@@ -237,14 +247,14 @@ fn moved_seconds(job: &Job<'_>, candidate: &Candidate, elements: f64, rates: &Pr
 fn bytes_of_weight(job: &Job<'_>, candidate: &Candidate) -> [u64; 2] {
     let Precision { parameters, gradients, states, master, .. } = job.precision;
     // What lies in the memory of the host is in that of the ranks.
-    let is_held = candidate.offload.optimizer != Place::Disk;
-    let states = if is_held { job.optimizer.state_count() as u64 * states.size() } else { 0 };
+    let held = |place: Place, bytes: u64| if place == Place::Disk { 0 } else { bytes };
+    let Offload { optimizer, parameters: at_rest, .. } = candidate.offload;
+    let states = held(optimizer, job.optimizer.state_count() as u64 * states.size());
     let copy = (candidate.zero.stage > 0).then_some(job.precision.updated());
-    let updated = match master {
-        Some(_) if !is_held => 0,
-        Some(_) | None => master.or(copy).map_or(0, DType::size),
-    };
-    let (parameters, gradients) = (parameters.size(), gradients.size());
+    // Where no type is narrower, parameters are updated themselves.
+    let updated_at = if master.is_some() { optimizer } else { at_rest };
+    let updated = held(updated_at, master.or(copy).map_or(0, DType::size));
+    let (parameters, gradients) = (held(at_rest, parameters.size()), gradients.size());
     match candidate.zero.stage {
         0 | 1 => [parameters + gradients, updated + states],
         2 => [parameters, gradients + updated + states],

@@ -77,6 +77,7 @@ impl Candidate {
     pub(super) fn is_part_of(&self, other: &Candidate) -> bool {
         let keeps = |own: Place, other: Place| own == other || other == Place::Device;
         let is_moved = keeps(self.offload.optimizer, other.offload.optimizer)
+            && keeps(self.offload.parameters, other.offload.parameters)
             && keeps(self.offload.activations, other.offload.activations);
         let (microbatch_size, offload) = (self.microbatch_size, self.offload);
         let alike = Candidate { microbatch_size, offload, ..other.clone() };

@@ -106,14 +106,17 @@ pub(super) fn offloads(job: &Job<'_>) -> [Vec<Offload>; 2] {
     let may = |offload: &Offload| {
         job.limits.allow_offload(*offload)
             && is_asked(Decision::OffloadOptimizer, offload.optimizer)
+            && is_asked(Decision::OffloadParameters, offload.parameters)
             && is_asked(Decision::OffloadActivations, offload.activations)
             && (has_states || offload.optimizer == Place::Device)
     };
     let places = || Place::ALL.into_iter();
-    let place = |optimizer| {
-        places().map(move |activations| Offload { optimizer, activations, ..Offload::default() })
+    let pairs =
+        places().flat_map(|optimizer| places().map(move |parameters| (optimizer, parameters)));
+    let place = |(optimizer, parameters)| {
+        places().map(move |activations| Offload { optimizer, parameters, activations })
     };
-    let all: Vec<Offload> = places().flat_map(place).filter(may).collect();
+    let all: Vec<Offload> = pairs.flat_map(place).filter(may).collect();
     match all.split_first() {
         Some((first, others)) if *first == Offload::default() => [vec![*first], others.to_vec()],
         Some(_) | None => [all, Vec::new()],
@@ -173,7 +176,9 @@ fn add_cuts(
     for (all_cuts, few_cuts) in chunks.map(cut) {
         let may = |zero: &Zero, offload: &Offload, cut: &Vec<usize>| {
             let is_quick = zero.stage < 2 && *offload == Offload::default();
-            is_quick || few_cuts.contains(cut)
+            // Where ranks share updates, they gather all parameters after these.
+            let is_whole = offload.parameters == Place::Device || matches!(zero.stage, 0 | 3);
+            is_whole && (is_quick || few_cuts.contains(cut))
         };
         let zeros = zeros(job, mesh);
         let zeros = zeros.iter().flat_map(|zero| offloads.iter().map(move |place| (zero, place)));

@@ -112,7 +112,8 @@ fn limits_hold() {
 fn what_is_offloaded_may_be_fixed() {
     let (module, cluster) = (module(2), cluster(1 << 30));
     for (fixed, candidates) in [("mbs=4,keep=full,dp=1,pp=1", 1..=1), ("pp=1", 2..=1000)] {
-        let fixed = format!("offload-optimizer=disk,offload-activations=device,{fixed}");
+        let usual = "offload-parameters=device,offload-activations=device";
+        let fixed = format!("offload-optimizer=disk,{usual},{fixed}");
         let fixed: Vec<String> = fixed.split(',').map(str::to_owned).collect();
         let limits = Limits::parse(&fixed, &[], &[]).unwrap();
         let found = search(&Job { limits, ..job(&module, &cluster, 1) }).unwrap();

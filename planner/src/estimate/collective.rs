@@ -2,7 +2,7 @@
 
 use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S};
 use super::network::Group;
-use super::profile::{Exchange, Whole};
+use super::profile::{Exchange, Profile, Whole};
 use super::stage::Stage;
 use super::terms::Terms;
 use crate::configuration::{Configuration, Place, Zero};
@@ -110,6 +110,11 @@ impl Terms<'_> {
         let [moments, products_s]: [f64; 2] =
             [stage.moments.bytes, stage.moments.seconds].map(of_shards);
         let bytes = held * self.profile.update_bytes + 2.0 * moments;
+        if self.profile.whole == Whole::Calls {
+            // Chunks come to the device and go back while others are updated.
+            let moved_s = self.moved_s(c, held, moments);
+            return products_s + self.rates.rows_s(bytes).max(moved_s);
+        }
         products_s
             + match c.offload.optimizer {
                 Place::Device => self.rates.rows_s(bytes),
@@ -122,6 +127,17 @@ impl Terms<'_> {
                 }
                 Place::Disk => bytes / DISK_BYTES_PER_S,
             }
+    }
+
+    /// Seconds in which states of the optimizer come to the device for an update of `held`
+    /// parameters and go back, and parameters too: those that are rounded from masters go back
+    /// alone.
+    fn moved_s(&self, c: &Configuration, held: f64, moments: f64) -> f64 {
+        let Profile { state_bytes, weight_bytes, gradient_bytes, .. } = *self.profile;
+        let ways = if weight_bytes < gradient_bytes { 1.0 } else { 2.0 };
+        let seconds = |place: Place, bytes: f64| bytes / self.host.rate(c, place);
+        seconds(c.offload.optimizer, 2.0 * (held * state_bytes + moments))
+            + seconds(c.offload.parameters, ways * held * weight_bytes)
     }
 
     /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by

@@ -1,6 +1,6 @@
 //! The memory of a node beside its devices, and the disks: what can be moved there, how fast.
 
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, Place};
 
 /// Bytes of a node's memory for each device where the cluster does not say. Source: 2 TB for eight
 /// devices in a DGX A100 640GB and in a DGX H100 (datasheets).
@@ -41,8 +41,17 @@ impl HostLimits {
         self.memory_bytes.map_or(usual, |bytes| bytes / self.sharers(c)) * HOST_SHARE
     }
 
-    /// Bytes per second that one device moves while all others do.
+    /// Bytes per second that one device moves to the host while all others do.
     pub(super) fn bytes_per_s(&self, c: &Configuration) -> f64 {
         self.link_bytes_per_s.min(self.shared_bytes_per_s / self.sharers(c))
+    }
+
+    /// Bytes per second that one device moves to a place while all others do.
+    pub(super) fn rate(&self, c: &Configuration, place: Place) -> f64 {
+        match place {
+            Place::Device => f64::INFINITY,
+            Place::Host => self.bytes_per_s(c),
+            Place::Disk => DISK_BYTES_PER_S,
+        }
     }
 }

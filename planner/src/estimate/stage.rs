@@ -22,6 +22,12 @@ pub(super) struct Stage {
     pub(super) backward_late_s: f64,
     pub(super) weight_s: f64,
     pub(super) saved: f64,
+    /// Of `saved`, what the ends of the model save.
+    pub(super) end_saved: f64,
+    /// Where what layers save is moved away: what is there at most of two layers, and what a layer
+    /// needs beside while it runs.
+    pub(super) moved: f64,
+    pub(super) moved_working: f64,
     pub(super) put_off: [f64; 2],
     pub(super) sent: f64,
     pub(super) working: f64,
@@ -90,6 +96,10 @@ impl Stage {
         }
     }
 }
+
+/// Layers of which a device holds activations that lie elsewhere: of one they are made or read, and
+/// those of another are on their way.
+const MOVED_LAYERS: f64 = 2.0;
 
 /// Share of a pass that the device waits for its host, from which on it is not behind. Chosen.
 const LATE_SHARE: f64 = 0.1;
@@ -192,14 +202,23 @@ fn for_each_part(c: &Configuration, prices: &Prices, run: &Run, mut take: impl F
 }
 
 fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
-    let mut saved = price.saved_bytes * count;
+    let mut each = price.saved_bytes;
     let mut working = price.working_bytes;
+    if whole.is_some() && c.recompute == Recompute::Attention {
+        each -= price.saved_attention_bytes;
+        working += price.saved_attention_bytes;
+    }
+    let mut saved = each * count;
     if let Some(whole) = whole {
         stage.layers += count;
-        if c.recompute == Recompute::Attention {
-            saved -= price.saved_attention_bytes * count;
-            working += price.saved_attention_bytes;
-        }
+        // A layer that is recomputed has what it saves while it runs: no more than it would have
+        // of both.
+        let is_whole = whole >= count;
+        let own = if is_whole { price.input_bytes } else { each };
+        let again = if is_whole { price.saved_bytes } else { 0.0 };
+        let peak = (stage.moved + stage.moved_working).max(MOVED_LAYERS * own + again + working);
+        stage.moved = stage.moved.max(MOVED_LAYERS * own);
+        stage.moved_working = peak - stage.moved;
         if whole > 0.0 {
             saved += (price.input_bytes - price.saved_bytes) * whole;
             working += price.saved_bytes;
@@ -212,6 +231,7 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
         put_off.for_each(|(sum, bytes)| *sum += bytes * count);
         stage.working = stage.working.max(working);
     } else {
+        stage.end_saved += saved;
         stage.end_working = stage.end_working.max(working);
         stage.end_parameters += price.parameters;
         stage.end_parameters_most = stage.end_parameters_most.max(price.parameters);

@@ -15,7 +15,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::collective::{Exchanges, Weights, weights};
-use super::host::DISK_BYTES_PER_S;
 use super::memory::Memory;
 use super::network::{Group, INNER_INTERFERENCE};
 use super::price::Prices;
@@ -263,17 +262,27 @@ impl Terms<'_> {
         let made = if splits_backward(c.schedule) { made * (waiting + 1.0).min(m) } else { 0.0 };
         let kept = stage.saved * (in_flight - 1.0) + read * waiting + made;
         let sent = stage.sent * (in_flight + waiting);
-        let activations_bytes = kept * on_device(c.offload.activations) + stage.saved + sent;
+        let is_moved = c.offload.activations != Place::Device;
+        // The loss is followed by its backward pass.
+        let [here, of_layers] = match is_moved && self.profile.whole == Whole::Calls {
+            true => [(stage.moved + stage.end_saved).min(stage.saved), stage.moved_working],
+            false => [stage.saved, stage.working],
+        };
+        // What a backward pass makes for late gradients stays.
+        let made = if self.profile.whole == Whole::Calls { made } else { 0.0 };
+        let away = kept - made + stage.saved - here;
+        let activations_bytes =
+            (kept - made) * on_device(c.offload.activations) + made + here + sent;
         // Each is at its peak when the other is not there.
         let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
         let [of_layer, of_end] = self.passing_bytes(c, stage);
-        let working = (stage.working + of_layer).max(stage.end_working + of_end).max(pieces);
+        let working = (of_layers + of_layer).max(stage.end_working + of_end).max(pieces);
         // Of what the allocator holds for these, a share is of no use.
         let fragmentation = self.profile.stated.fragmentation;
         let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
         let moved = weights * on_host(c.offload.parameters)
             + states * on_host(c.offload.optimizer)
-            + kept * on_host(c.offload.activations);
+            + away * on_host(c.offload.activations);
         Memory {
             stage: index,
             weights_bytes: weights * on_device(c.offload.parameters) + gathered,
@@ -311,21 +320,27 @@ impl Terms<'_> {
     }
 
     /// Whole weights and gradients of a layer, and of an end of the model, while it is called,
-    /// where they are sharded between calls. Weights of the next call are gathered meanwhile.
+    /// where they are sharded between calls or lie elsewhere. Weights of the next call are
+    /// gathered, or fetched, meanwhile.
     fn passing_bytes(&self, c: &Configuration, stage: &Stage) -> [f64; 2] {
         let [_, experts] = weights(c, stage);
-        if self.profile.whole != Whole::Calls || c.zero.stage < 2 || c.dp * c.cp == 1 {
+        let is_fetched = c.offload.parameters != Place::Device;
+        let is_shared = c.zero.stage > 1 && c.dp * c.cp > 1;
+        if self.profile.whole != Whole::Calls || !is_shared && !is_fetched {
             return [0.0; 2];
         }
         let layers = stage.layers.max(1.0);
-        let of_experts = if experts.shard > 1 { experts.parameters } else { 0.0 };
+        let has_experts = experts.shard > 1 || is_fetched;
+        let of_experts = if has_experts { experts.parameters } else { 0.0 };
         let layer = (stage.parameters - stage.end_parameters + of_experts) / layers;
         let end = stage.end_parameters_most;
         let Profile { weight_bytes, gradient_bytes, .. } = *self.profile;
-        let gathered = if c.zero.stage == 3 { weight_bytes } else { 0.0 };
-        let [frozen, of_ends] = match c.zero.stage {
-            3 => [(stage.frozen[0] - stage.end_frozen) / layers, stage.end_frozen],
-            _ => [0.0; 2],
+        let gradient_bytes = if is_shared { gradient_bytes } else { 0.0 };
+        let is_brought = c.zero.stage == 3 && is_shared || is_fetched;
+        let gathered = if is_brought { weight_bytes } else { 0.0 };
+        let [frozen, of_ends] = match is_brought {
+            true => [(stage.frozen[0] - stage.end_frozen) / layers, stage.end_frozen],
+            false => [0.0; 2],
         };
         [
             layer * (2.0 * gathered + gradient_bytes) + 2.0 * frozen,
@@ -362,23 +377,14 @@ impl Terms<'_> {
     /// What moving a stage's activations and weights to the host costs beyond what its computation
     /// hides.
     fn offload_s(&self, c: &Configuration, stage: &Stage, m: f64) -> f64 {
-        let mut bytes = 0.0;
-        if c.offload.activations != Place::Device {
-            bytes += 2.0 * stage.saved;
-        }
-        if c.offload.parameters != Place::Device {
-            let held: f64 = match c.zero.stage {
-                3.. => weights(c, stage).iter().map(Weights::held).sum(),
-                _ => stage.parameters + stage.expert_parameters,
-            };
-            bytes += 2.0 * (held * self.profile.weight_bytes + frozen_bytes(c, stage));
-        }
-        let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
-            DISK_BYTES_PER_S
-        } else {
-            self.host.bytes_per_s(c)
+        let held: f64 = match c.zero.stage {
+            3.. => weights(c, stage).iter().map(Weights::held).sum(),
+            _ => stage.parameters + stage.expert_parameters,
         };
-        let moved_s = bytes / rate;
+        let held = held * self.profile.weight_bytes + frozen_bytes(c, stage);
+        // Both passes fetch weights; activations go and come back.
+        let moved_s = 2.0 * stage.saved / self.host.rate(c, c.offload.activations)
+            + 2.0 * held / self.host.rate(c, c.offload.parameters);
         let hidden_s = moved_s.min(stage.total_s());
         m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
     }

@@ -16,7 +16,9 @@ const ADAMW: Optimizer =
 /// A random name whose plan programs carry out.
 fn executable(seed: u64) -> Configuration {
     let mut name = draw(seed);
-    name.offload.parameters = Default::default();
+    if matches!(name.zero.stage, 1 | 2) {
+        name.offload.parameters = Place::Device;
+    }
     name
 }
 
@@ -91,8 +93,8 @@ fn what_is_not_compiled_is_named() {
     let module = prepared(gpt2());
     let mut lowering = Lowering::new(purpose(&module)).unwrap();
     for (name, word) in [
-        ("cp=2 offload-parameters=disk", "offload of parameters"),
-        ("dp=2 offload-parameters=host", "offload of parameters"),
+        ("cp=2 zero=1 offload-parameters=disk", "offload of parameters"),
+        ("dp=2 zero=2 offload-parameters=host", "offload of parameters"),
         ("pp=16", "16"),
     ] {
         let why = lowering.footprint(&name.parse().unwrap()).unwrap_err();

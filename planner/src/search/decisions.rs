@@ -304,8 +304,11 @@ fn recomputes(domain: &SearchDomain, c: &Configuration, options: &mut Vec<u32>) 
     // As many layers as a stage has are all.
     let deepest =
         if domain.all_cuts && c.pp > 1 && c.vpp == 1 { domain.layers - (c.pp - 1) } else { even };
+    // Where what layers save is moved away, those of some free nothing.
+    let is_asked = domain.limits.fixed(Decision::Recompute) == Some(2);
+    let is_counted = c.offload.activations == Place::Device || is_asked;
     let counts = |from: u32, to: u32| {
-        let is_free = allow(2) && domain.limits.fixed(Decision::Keep).is_none();
+        let is_free = is_counted && allow(2) && domain.limits.fixed(Decision::Keep).is_none();
         // Chunks of a stage compute equally many again.
         let vpp = c.vpp;
         let kept = move |count: &u32| is_free && count.is_multiple_of(vpp);
@@ -404,7 +407,7 @@ pub fn shape(domain: &SearchDomain, path: &Path) -> u64 {
             vec![u(c.pp), u(c.dp) * u(c.cp), copies, rounds, axes]
         }
         8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies, u(c.vpp)],
-        _ => vec![u(c.pp), u(c.vpp)],
+        _ => vec![u(c.pp), u(c.vpp), u(u32::from(c.offload.activations != Place::Device))],
     };
     // The rules of a tool depend on all that is decided but the micro-batch, which is in `rounds`.
     let decided = path.values().iter().enumerate().filter(|(at, _)| {

@@ -6,11 +6,12 @@
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
-//! is not larger with both offload and full sharding; where even that does not fit, as much is
-//! recomputed as makes it fit. Above the inside of layers, a bound is the work of a stage in
-//! equal parts: `m · Σ t / p`, with every axis placed best, and the way of a micro-batch through
-//! all stages where these are not filled. That equal steps have equal formulas, and that the bounds
-//! hold, is tested on random configurations.
+//! is not larger with full sharding and all offloaded, or all but weights, of which those that are
+//! fetched take room; where even that does not fit, as much is recomputed as makes it fit. Above
+//! the inside of layers, a bound is the work of a stage in equal parts: `m · Σ t / p`, with every
+//! axis placed best, and the way of a micro-batch through all stages where these are not filled.
+//! That equal steps have equal formulas, and that the bounds hold, is tested on random
+//! configurations.
 //!
 //! Bounds say little of which of two subtrees has the faster leaves. So the walk looks ahead, along
 //! the decisions that tell most, and has a fast leaf before it begins.
@@ -38,6 +39,8 @@ const MESH: usize = 3;
 pub(super) const INSIDE: usize = 7;
 /// Decisions after which the schedule is known.
 pub(super) const SCHEDULE: usize = 8;
+/// Decisions after which the ZeRO stage is known.
+const ZERO: usize = SCHEDULE + 1;
 
 /// The space of one job.
 #[derive(Debug)]
@@ -384,17 +387,22 @@ impl<'a> Space<'a> {
     /// Configurations of which one is the smallest of all candidates below, apart from
     /// recomputation and stage partition.
     fn smallest(&self, c: &Configuration, decided: usize) -> impl Iterator<Item = Configuration> {
-        let mut small = c.clone();
+        let small = c.clone();
         // What is whole while it is used may be more than what is saved between uses.
         let zeros = match decided {
             ..=SCHEDULE => [3, 2, 1, 0].map(|stage| Zero { stage, shard: 0 }).to_vec(),
             _ => vec![c.zero],
         };
-        if decided <= SCHEDULE + 1 {
-            let place = Place::Host;
-            small.offload = Offload { optimizer: place, parameters: place, activations: place };
-        }
-        zeros.into_iter().map(move |zero| Configuration { zero, ..small.clone() })
+        let [optimizer, activations] = [Place::Host; 2];
+        let away = |parameters| Offload { optimizer, parameters, activations };
+        let offloads = match decided {
+            ..=ZERO => [Place::Host, Place::Device].map(away).to_vec(),
+            _ => vec![c.offload],
+        };
+        let each = zeros
+            .into_iter()
+            .flat_map(move |zero| offloads.clone().into_iter().map(move |offload| (zero, offload)));
+        each.map(move |(zero, offload)| Configuration { zero, offload, ..small.clone() })
     }
 
     /// Bytes that no leaf below has less of.

@@ -5,11 +5,12 @@ use planner::cluster::Cluster;
 use planner::limits::Decision;
 use planner::search::request::Chosen;
 
-use super::{Subject, answer, plan_row};
+use super::{Subject, answer, finalists, plan_row};
+use crate::documents::plans::PlanRow;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
-use crate::verbs::flags::{Largest, RequestFlags};
+use crate::verbs::flags::{Aim, Largest, RequestFlags};
 
 impl Largest {
     fn name(self) -> &'static str {
@@ -45,8 +46,16 @@ impl Largest {
     }
 }
 
+/// What fits with a number.
+struct Fits {
+    subject: Subject,
+    best: Chosen,
+    /// Bytes of the fullest device: compiled, where programs carry the plan out.
+    held_bytes: f64,
+}
+
 /// A number, and its fastest plan or why there is none.
-type Tried = (usize, Result<(Subject, Chosen), String>);
+type Tried = (usize, Result<Fits, String>);
 
 /// Answers `fit --largest`: doubles until nothing fits, then halves what is between.
 pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result<Exit, Failure> {
@@ -114,8 +123,15 @@ fn tried(
         }
         Err(failure) => return Err(failure),
     };
-    match answer(&subject, &own) {
-        Ok(mut found) => Ok((number, Ok((subject, found.best.swap_remove(0))))),
+    // As `plan` does: of what fits in closed form, what fits as a program too.
+    let settled = answer(&subject, &own).and_then(|mut found| {
+        let finalists = finalists::settle(&subject, &own, Aim::Time, &mut found)?;
+        let best = found.best.swap_remove(0);
+        let held = finalists.held.map_or(best.estimate.memory.total_bytes(), |h| h.total_bytes());
+        Ok((best, held))
+    });
+    match settled {
+        Ok((best, held_bytes)) => Ok((number, Ok(Fits { subject, best, held_bytes }))),
         Err(failure) => Ok((number, Err(failure.into_no()?.headline))),
     }
 }
@@ -133,7 +149,10 @@ fn tell(
         let document = documents::Largest {
             of: what.name().to_owned(),
             largest: found.as_ref().map(|(number, _)| *number as u64),
-            plan: found.as_ref().map(|(_, (subject, best))| plan_row(subject, best)),
+            plan: found.as_ref().map(|(_, fits)| PlanRow {
+                peak_mem_bytes: fits.held_bytes,
+                ..plan_row(&fits.subject, &fits.best)
+            }),
             next: next as u64,
             reason,
         };
@@ -141,12 +160,12 @@ fn tell(
         return Ok(exit);
     }
     let mut text = match &found {
-        Some((number, (subject, best))) => format!(
+        Some((number, Fits { subject, best, held_bytes })) => format!(
             "{}\n✓ {}={number} is the largest: {}\n  {} on the fullest device, {} a step\n",
             subject.header(),
             what.name(),
             best.configuration,
-            Bytes(best.estimate.memory.total_bytes() as u64),
+            Bytes(*held_bytes as u64),
             Seconds(best.estimate.step_time_s)
         ),
         None => format!("✗ nothing fits at any {}\n", what.name()),

@@ -1,10 +1,11 @@
-//! Mistakes in programs of which states and activations lie elsewhere than on the device.
+//! Mistakes in programs of which states, parameters and activations lie elsewhere than on the
+//! device.
 
 use codegen::check::check;
 use codegen::compile::{Compiled, compile};
 use ir::plan::{Keep, Offload, Place, Zero};
 use ir::precision::Precision;
-use ir::program::{BufferId, Contents, Program, Step};
+use ir::program::{Buffer, BufferId, Contents, Program, Step};
 use ir::{DType, Mesh, Plan};
 
 use super::mistakes::{self, Plant, pick};
@@ -20,15 +21,16 @@ fn offloading(mesh: Mesh, stage: u8, microbatch_count: usize) -> (Plan, Compiled
     let (microbatch_size, keep, sequence) = (1, Keep::Full, false);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
     let own = plan(&module, SEQ, DType::F32, wanted).expect("it fits");
-    let offload =
-        Offload { optimizer: Place::Disk, activations: Place::Host, ..Offload::default() };
+    // Parameters that are gathered after the update stay.
+    let parameters = if matches!(stage, 1 | 2) { Place::Device } else { Place::Host };
+    let offload = Offload { optimizer: Place::Disk, parameters, activations: Place::Host };
     let plan = Plan { precision, offload, zero: Zero { stage, shard: 0 }, ..own };
     let compiled = compile(&module, "loss", &plan).expect("it compiles");
     (plan, compiled)
 }
 
 /// Mistakes that only such programs can have, and how the code of each begins.
-const OWN: [(&str, &str, Plant); 9] = [
+const OWN: [(&str, &str, Plant); 10] = [
     ("E21", "a copy from the device is left out", |c, site| {
         let places = moves(c, |p, from, _| is_on_device(p, from));
         drop_step(c, pick(&places, site))
@@ -60,6 +62,7 @@ const OWN: [(&str, &str, Plant); 9] = [
         true
     }),
     ("E21", "a fetch comes from another value", fetch_another),
+    ("E2115", "a call fetches the weights of another", fetch_other_weights),
     ("E2126", "a call uses what is not on the device", |c, site| {
         let fetches = moves(c, |p, _, to| is_on_device(p, to));
         let Some((program, at)) = pick(&fetches, site) else { return false };
@@ -94,9 +97,9 @@ fn store_elsewhere(c: &mut Compiled, site: usize) -> bool {
     let Some((program, at)) = pick(&stores, site) else { return false };
     let own = &mut c.programs[program];
     let Some((from, to)) = ends(&own.steps[at]) else { return false };
-    let bytes = |id: BufferId| own.buffers[id.0 as usize].bytes;
+    let size = |id: BufferId| size_of(own, id);
     let others = own.steps.iter().filter_map(ends).map(|(_, other)| other);
-    let mut others = others.filter(|other| is_view(own, *other) && bytes(*other) == bytes(to));
+    let mut others = others.filter(|other| is_view(own, *other) && size(*other) == size(to));
     let Some(other) = others.find(|other| *other != to) else { return false };
     own.steps[at] = Step::Move { from, to: other };
     true
@@ -120,6 +123,25 @@ fn fetch_another(c: &mut Compiled, site: usize) -> bool {
     true
 }
 
+/// Fetches as many weights of another call.
+fn fetch_other_weights(c: &mut Compiled, site: usize) -> bool {
+    let fetches = moves(c, |p, _, to| is_on_device(p, to) && is_view(p, to));
+    let other = |&(program, at): &(usize, usize)| {
+        let own = &c.programs[program];
+        let (from, to) = ends(&own.steps[at])?;
+        let mut others = own.steps.iter().filter_map(ends).map(|(other, _)| other);
+        let other = others.find(|other| {
+            let is_param = is_view(own, *other) && own.buffers[other.0 as usize].name == "params";
+            is_param && *other != from && size_of(own, *other) == size_of(own, from)
+        });
+        Some((program, at, Step::Move { from: other?, to }))
+    };
+    let places: Vec<(usize, usize, Step)> = fetches.iter().filter_map(other).collect();
+    let Some((program, at, step)) = places.get(site).cloned() else { return false };
+    c.programs[program].steps[at] = step;
+    true
+}
+
 /// From where to where a step copies.
 fn ends(step: &Step) -> Option<(BufferId, BufferId)> {
     if let Step::Move { from, to } = step { Some((*from, *to)) } else { None }
@@ -127,6 +149,11 @@ fn ends(step: &Step) -> Option<(BufferId, BufferId)> {
 
 fn is_on_device(program: &Program, id: BufferId) -> bool {
     program.place_of(&program.buffers[id.0 as usize]) == Some(Place::Device)
+}
+
+fn size_of(program: &Program, id: BufferId) -> (u64, DType) {
+    let Buffer { bytes, dtype, .. } = program.buffers[id.0 as usize];
+    (bytes, dtype)
 }
 
 fn is_view(program: &Program, id: BufferId) -> bool {

@@ -64,6 +64,9 @@ pub(in crate::check) struct Rank<'a> {
     moving: Vec<Moving>,
     /// By buffer of the device: of which buffer elsewhere it is a copy, and which step made it so.
     copies: BTreeMap<u32, (BufferId, usize)>,
+    /// By buffer of the device: the weights that were rounded to it in an update, with the elements
+    /// of each.
+    rounded: BTreeMap<u32, Vec<(Range<u64>, usize)>>,
     /// By buffer elsewhere: of which buffer of the device it is a copy.
     stored: BTreeMap<u32, u32>,
     /// By buffer of the device that is copied elsewhere: the one to which it comes back.
@@ -142,6 +145,7 @@ impl<'a> Rank<'a> {
             unsummed: BTreeSet::new(),
             moving: Vec::new(),
             copies: BTreeMap::new(),
+            rounded: BTreeMap::new(),
             stored: BTreeMap::new(),
             fetched: BTreeMap::new(),
         }
@@ -355,6 +359,7 @@ impl<'a> Rank<'a> {
         self.note(world, label);
         inputs.iter().for_each(|place| self.take_piece(place));
         self.check_pairs(world, &inputs, &outputs);
+        self.note_rounded(&outputs);
         self.count_normed(world, &inputs, &outputs);
         for (place, used) in outputs.iter().zip(&effects.writes) {
             if !used.adds && inputs.iter().all(|input| input.range != place.range) {

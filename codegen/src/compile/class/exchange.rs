@@ -1,10 +1,11 @@
-//! What ranks with the same weights exchange around a call: parameters that they share are gathered
-//! before it, gradients that they share are scattered after it (ZeRO 2 and 3, Rajbhandari et al.
-//! 2020).
+//! What happens to weights around a call: parameters that lie elsewhere than on the device are
+//! fetched before it (ZeRO-Infinity, Rajbhandari et al. 2021), those that ranks share are gathered,
+//! and gradients that they share are scattered after it (ZeRO 2 and 3, Rajbhandari et al. 2020).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::DType;
+use ir::plan::Place;
 use ir::precision::Precision;
 use ir::program::{Contents, Exchange, ShardRole, Step};
 use kernels::Kernel;
@@ -24,7 +25,9 @@ pub(super) type Moment = (usize, bool);
 /// What is exchanged around the calls of a class. Micro-batches do so in the same buffers.
 #[derive(Default)]
 pub(super) struct Exchanges {
-    /// Steps that gather the parameters of a call.
+    /// Steps that begin to fetch the parameters of a call from where they lie.
+    fetches: BTreeMap<Moment, Vec<Step>>,
+    /// Steps that wait for what was fetched, and gather the parameters of a call.
     gathers: BTreeMap<Moment, Vec<Step>>,
     /// Steps that clear gradients which a call does not write, or adds to twice.
     clears: BTreeMap<Moment, Vec<Step>>,
@@ -52,6 +55,11 @@ impl Exchanges {
     /// Where a call leaves a gradient that its ranks share.
     pub(super) fn term(&self, moment: Moment, weight: usize) -> Option<BufferId> {
         self.terms.get(&(moment, weight)).copied()
+    }
+
+    /// Appends what begins to fetch the parameters of a call.
+    pub(super) fn fetch(&self, moment: Moment, steps: &mut Vec<Step>) {
+        steps.extend(self.fetches.get(&moment).into_iter().flatten().cloned());
     }
 
     /// Appends what gathers the parameters of a call.
@@ -82,8 +90,8 @@ impl Exchanges {
 /// What a call reads and makes of weights at a moment.
 struct Needs {
     moment: Moment,
-    /// When gathered parameters are there.
-    span: (usize, usize),
+    /// Calls of its pass before it; none where parameters are not brought ahead of time.
+    before: usize,
     read: BTreeSet<usize>,
     /// The weights of which it makes gradients, with how often.
     made: BTreeMap<usize, usize>,
@@ -109,11 +117,18 @@ impl Class<'_> {
                 for needs in self.needs(&self.chunks[chunk], call) {
                     for at in of_call.get(&entry).into_iter().flatten() {
                         let unit = (*at, &units[*at]);
-                        let is_there = stays && self.keep_gathered(unit.1, &needs);
+                        let weights = self.store.weights_of(unit.1);
+                        let is_there = stays && self.keep_gathered(&weights, &needs);
                         if !is_there {
                             self.allocate_gathered(unit, &needs, &mut placed);
                         }
                         self.allocate_terms(unit, &needs);
+                    }
+                    if units.is_empty() && self.plan.offload.parameters != Place::Device {
+                        let weights: Vec<usize> = needs.read.iter().copied().collect();
+                        if !(stays && self.keep_gathered(&weights, &needs)) {
+                            self.allocate_fetched(&needs);
+                        }
                     }
                 }
             }
@@ -149,47 +164,61 @@ impl Class<'_> {
         let late = layer.halves.late.as_ref().map_or(&[][..], |late| &late.params);
         let moments =
             [self.clock.forward(chunk.before + call), self.clock.backward(chunk.before + call)];
-        let ahead =
-            |at: usize, is_first: bool| (at - usize::from(!is_first && self.gathers_ahead), at);
-        let last = call + 1 == chunk.own.len();
         let [at_forward, at_backward] = moments;
         [
             Needs {
                 moment: (at_forward, false),
-                span: ahead(at_forward, call == 0),
+                before: call,
                 read: forward.filter_map(|at| weight(*at)).collect(),
                 made: BTreeMap::new(),
             },
             Needs {
                 moment: (at_backward, false),
-                span: ahead(at_backward, last),
+                before: chunk.own.len() - 1 - call,
                 read: read(&layer.halves.backward_params),
                 made: made(false),
             },
-            Needs {
-                moment: (at_backward, true),
-                span: (at_backward, at_backward),
-                read: read(late),
-                made: made(true),
-            },
+            Needs { moment: (at_backward, true), before: 0, read: read(late), made: made(true) },
         ]
     }
 
-    /// Keeps the parameters of a unit that were gathered for the moment before; whether they were.
-    fn keep_gathered(&mut self, unit: &Unit, needs: &Needs) -> bool {
+    /// Keeps parameters that were brought for the moment before; whether they were.
+    fn keep_gathered(&mut self, weights: &[usize], needs: &Needs) -> bool {
         let moment = needs.moment;
         let before = (moment.0 - 1, false);
-        let weights = self.store.weights_of(unit);
         if !weights.iter().any(|weight| needs.read.contains(weight)) {
             return false;
         }
         let there = weights.iter().map(|weight| self.exchanges.param(before, *weight));
         let Some(buffers) = there.collect::<Option<Vec<BufferId>>>() else { return false };
-        for (weight, buffer) in weights.into_iter().zip(buffers) {
+        for (weight, buffer) in weights.iter().zip(buffers) {
             self.store.keep_gathered(buffer, moment.0);
-            self.exchanges.params.insert((moment, weight), buffer);
+            self.exchanges.params.insert((moment, *weight), buffer);
         }
         true
+    }
+
+    /// Calls before the one that reads parameters in which these are gathered, and in which they
+    /// are fetched.
+    pub(super) fn ahead(&self) -> [usize; 2] {
+        let gathers = self.plan.zero.stage > 2 && self.gathers_ahead;
+        [usize::from(gathers), usize::from(gathers) + 1]
+    }
+
+    /// Room for parameters of which this rank has all, and what fetches them from where they lie.
+    fn allocate_fetched(&mut self, needs: &Needs) {
+        let moment = needs.moment;
+        let [_, ahead] = self.ahead();
+        let span = (moment.0 - needs.before.min(ahead), moment.0);
+        for (source, whole) in self.store.fetched(&needs.read, span) {
+            for (weight, buffer) in whole.weights {
+                self.exchanges.params.insert((moment, weight), buffer);
+            }
+            let fetch = Step::Move { from: source, to: whole.view };
+            self.exchanges.fetches.entry(moment).or_default().push(fetch);
+            let wait = Step::Await { buffer: whole.view };
+            self.exchanges.gathers.entry(moment).or_default().push(wait);
+        }
     }
 
     /// Room for the parameters of a unit that a call reads, and what gathers them.
@@ -199,15 +228,17 @@ impl Class<'_> {
         needs: &Needs,
         placed: &mut BTreeSet<usize>,
     ) {
-        let Needs { moment, span, .. } = *needs;
-        let Some(source) = unit.source else { return };
+        let Needs { moment, before, .. } = *needs;
+        let Some(mut source) = unit.source else { return };
         let weights = self.store.weights_of(unit);
         if !weights.iter().any(|weight| needs.read.contains(weight)) {
             return;
         }
+        let [gathered, fetched] = self.ahead().map(|ahead| moment.0 - before.min(ahead));
+        let span = (gathered, moment.0);
         let whole = match placed.insert(at) {
             true => self.store.first_gathered(unit, span),
-            false => self.store.whole(unit, Passing::Gathered, span),
+            false => self.store.whole(unit.all(), Passing::Gathered, span),
         };
         for (weight, buffer) in whole.weights {
             self.exchanges.params.insert((moment, weight), buffer);
@@ -219,6 +250,13 @@ impl Class<'_> {
         let exchange = (Exchange::gather_of(counts), shard_group(self.plan, is_expert));
         let mut steps = Vec::new();
         let elements = [unit.elements / ranks, unit.elements];
+        if self.store.place(source) != Place::Device {
+            let staged = self.store.staged(source, elements[0], (fetched, gathered));
+            let fetch = Step::Move { from: source, to: staged };
+            self.exchanges.fetches.entry(moment).or_default().push(fetch);
+            steps.push(Step::Await { buffer: staged });
+            source = staged;
+        }
         exchange_pieces(
             self,
             ("all-gather", [dtype; 2]),
@@ -253,7 +291,7 @@ impl Class<'_> {
         let Precision { gradients: dtype, reduce: exchanged, .. } = self.plan.precision;
         let is_expert = unit.region.is_expert;
         let ranks = shards(self.plan).pieces(is_expert);
-        let whole = self.store.whole(unit, Passing::Term, span);
+        let whole = self.store.whole(unit.all(), Passing::Term, span);
         for (weight, buffer) in whole.weights {
             self.exchanges.terms.insert((moment, weight), buffer);
         }

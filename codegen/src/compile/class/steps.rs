@@ -108,10 +108,11 @@ impl Class<'_> {
             }
         };
         stores(None, steps);
+        let moment = |call: usize| (self.clock.forward(chunk.before + call), false);
+        let moments: Vec<Moment> = (0..chunk.own.len()).map(moment).collect();
         for (call, own) in chunk.own.iter().enumerate() {
-            let moment = (self.clock.forward(chunk.before + call), false);
-            let next = (call + 1 < chunk.own.len()).then_some((moment.0 + 1, false));
-            self.gather((call == 0, moment), next, steps);
+            let moment = moments[call];
+            self.bring_weights(&moments, call, steps);
             let halves = &chunk.layer(call).halves;
             let (params, results, routine) = match evaluation.and_then(|e| e.layer(call)) {
                 Some(instead) => (&instead.params, halves.primal_results, instead.routine),
@@ -134,20 +135,15 @@ impl Class<'_> {
         }
     }
 
-    /// Gathers what a call reads, or, where that is done ahead, what the next one does; the first
-    /// one's in any case.
-    fn gather(
-        &self,
-        (is_first, moment): (bool, Moment),
-        next: Option<Moment>,
-        steps: &mut Vec<Step>,
-    ) {
-        if is_first || !self.gathers_ahead {
-            self.exchanges.gather(moment, steps);
-        }
-        if let Some(next) = next.filter(|_| self.gathers_ahead) {
-            self.exchanges.gather(next, steps);
-        }
+    /// Begins to fetch, and gathers, the weights that a call of a pass reads, or, as they are
+    /// brought ahead of time, those of a later one; before the first, of all up to that.
+    fn bring_weights(&self, pass: &[Moment], call: usize, steps: &mut Vec<Step>) {
+        let [gathered, fetched] = self.ahead().map(|ahead| {
+            let first = if call == 0 { 0 } else { call + ahead };
+            pass.get(first..=call + ahead).or(pass.get(first..)).unwrap_or_default()
+        });
+        fetched.iter().for_each(|moment| self.exchanges.fetch(*moment, steps));
+        gathered.iter().for_each(|moment| self.exchanges.gather(*moment, steps));
     }
 
     /// The backward pass of a micro-batch. `summed` are the units that have sums of gradients.
@@ -167,12 +163,13 @@ impl Class<'_> {
                 buffer: chunk.buffer(Item::Cotangent(value), microbatch),
             });
         }
-        for call in (0..chunk.own.len()).rev() {
+        let moment = |call: usize| (self.clock.backward(chunk.before + call), false);
+        let moments: Vec<Moment> = (0..chunk.own.len()).rev().map(moment).collect();
+        for (at, moment) in moments.iter().copied().enumerate() {
+            let call = chunk.own.len() - 1 - at;
             let layer = chunk.layer(call);
-            let moment = (self.clock.backward(chunk.before + call), false);
-            let next = (call > 0).then_some((moment.0 + 1, false));
             self.fetch(chunk, (call, Fetching::Backward), microbatch, steps);
-            self.gather((call + 1 == chunk.own.len(), moment), next, steps);
+            self.bring_weights(&moments, at, steps);
             self.exchanges.clear(moment, steps);
             let mut slots =
                 self.slots(chunk, (call, moment), &layer.halves.backward_params, microbatch);
@@ -210,6 +207,7 @@ impl Class<'_> {
                 continue;
             };
             let moment = (self.clock.backward(chunk.before + call), true);
+            self.exchanges.fetch(moment, steps);
             self.exchanges.gather(moment, steps);
             self.exchanges.clear(moment, steps);
             let mut slots = self.slots(chunk, (call, moment), &late.params, microbatch);

@@ -5,7 +5,7 @@ mod shard;
 
 use std::sync::Arc;
 
-use ir::plan::{Optimizer, Place};
+use ir::plan::{Offload, Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::{Group, STATE_BLOCK, Step};
 use ir::{Axis, DType, Plan};
@@ -286,13 +286,14 @@ struct Updated {
 fn updated_region(class: &mut Class<'_>, region: &RegionPlace) -> Updated {
     let Precision { parameters, gradients, master, accumulate, .. } = class.plan.precision;
     let of_states = class.plan.precision.state(region.region.is_coded);
-    let (blocks, away) = (region.elements / STATE_BLOCK, class.plan.offload.optimizer);
+    let Offload { optimizer: away, parameters: at_rest, .. } = class.plan.offload;
+    let blocks = region.elements / STATE_BLOCK;
     let scale = |scale: &u64| class.store.run_in(away, "scale", accumulate, (*scale, blocks));
     let scales = region.scales.iter().map(scale).collect();
     let mut run = |place, name, dtype, offset| {
         class.store.run_in(place, name, dtype, (offset, region.elements))
     };
-    let params = run(Place::Device, "params", parameters, region.params);
+    let params = run(at_rest, "params", parameters, region.params);
     let grads = run(Place::Device, "grads", gradients, region.grads);
     let masters = master.zip(region.masters);
     let masters = masters.map(|(dtype, offset)| run(away, "master", dtype, offset));

@@ -32,7 +32,8 @@ impl<'a> Rank<'a> {
         let Seen { .. } = self.read(world, &source, 0..length, self.dtype(from));
         let origin = self.copies.get(&from.0);
         let is_copy = origin.is_some_and(|(of, _)| self.buffer(*of).range == target.range);
-        if self.outlasts_step(&target) && !is_copy {
+        let is_rounded = self.rounded.get(&from.0).is_some_and(|of| *of == self.weights(&target));
+        if self.outlasts_step(&target) && !is_copy && !is_rounded {
             let name = &self.program.buffers[to.0 as usize].name;
             let text = format!("overwrites `{name}` by what is no copy of it");
             world.findings.add_at(world.setup, "E2115", self.at(), text);
@@ -43,9 +44,13 @@ impl<'a> Rank<'a> {
             let Some(note) = note else { continue };
             let [start, end] = [range.start, range.end].map(|byte| byte - source.range.start);
             if is_fetched {
-                let owner = Owner::Buffer(to.0);
                 let there = target.range.start + start..target.range.start + end;
-                self.memory.write(there, Note { owner, step, ..note });
+                for (part, owner) in &target.parts {
+                    let part = part.start.max(there.start)..part.end.min(there.end);
+                    if !part.is_empty() {
+                        self.memory.write(part, Note { owner: *owner, step, ..note });
+                    }
+                }
             } else {
                 self.write(world, &target, start..end, (note.dtype, note.label));
                 self.mark(&target, start..end, note.summed);
@@ -53,7 +58,14 @@ impl<'a> Rank<'a> {
         }
         if is_fetched {
             self.copies.insert(to.0, (from, self.step));
+            self.rounded.remove(&to.0);
             self.check_home(world, from, to);
+            let wanted = self.weights_of_parts(&target);
+            if !wanted.is_empty() && wanted != self.weights(&source) {
+                let name = &self.program.buffers[to.0 as usize].name;
+                let text = format!("fetches other weights to `{name}`");
+                world.findings.add_at(world.setup, "E2115", self.at(), text);
+            }
         } else {
             self.stored.insert(to.0, from.0);
         }
@@ -74,6 +86,26 @@ impl<'a> Rank<'a> {
             world.findings.add_at(world.setup, "E2112", self.at(), text);
         }
         self.fetched.insert(made, to.0);
+    }
+
+    /// Notes what a launch writes besides weights and states that it updates: the same elements, as
+    /// weights that are rounded, which lie elsewhere than on the device between steps.
+    pub(in crate::check) fn note_rounded(&mut self, outputs: &[Place]) {
+        let is_kept = |place: &&Place| {
+            let original = self.original(place);
+            self.outlasts_step(original.as_ref().unwrap_or(place))
+        };
+        let updated = outputs.iter().find(is_kept).map(|place| self.weights(place));
+        for place in outputs {
+            let [(ref range, Owner::Buffer(at))] = place.parts[..] else { continue };
+            if self.original(place).is_some() || *range != place.range {
+                continue;
+            }
+            match &updated {
+                Some(weights) => _ = self.rounded.insert(at, weights.clone()),
+                None => _ = self.rounded.remove(&at),
+            }
+        }
     }
 
     /// Whether bytes of a copy of what outlasts the step were changed since they came.
