@@ -185,6 +185,7 @@ fn lists_of_layers_follow_from_other_fields() {
         "smollm3-interval",
         "smollm3-windows",
         "qwen2-windows",
+        "qwen2_moe-windows",
         "qwen3-windows",
         "gemma2-capped",
         "gemma3_text-pattern",

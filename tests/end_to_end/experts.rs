@@ -1,7 +1,7 @@
 //! Ranks that share experts give the loss and the gradients of the reference interpreter.
 
-use ir::import::Description;
-use ir::plan::{Keep, Schedule, Zero};
+use ir::import::{Description, read_config};
+use ir::plan::{Keep, Place, Schedule, Zero};
 use ir::{DType, Mesh, Plan};
 use runtime::weights::Weights;
 
@@ -33,6 +33,19 @@ fn ranks_that_share_experts_agree_with_the_interpreter() {
     // One expert a rank, of which a token visits several.
     check_batch(case(&mixtral(4, 3), 4, Keep::Full), &[mesh([1, 4, 1])], &none);
     check_batch(case(&mixtral(2, 1), 2, Keep::None), &[mesh([3, 2, 1])], &none);
+}
+
+/// An expert that every token visits runs on its own rank's tokens, beside those that are shared.
+#[test]
+fn experts_that_all_tokens_visit_run_beside_those_that_are_shared() {
+    let config = r#"{"model_type": "qwen2_moe", "vocab_size": 259, "max_position_embeddings": 64,
+        "num_hidden_layers": 2, "hidden_size": 24, "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 20, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}"#;
+    let model = read_config("config.json", config, "qwen2-moe").expect("the config is read");
+    check_batch(case(&model, 2, Keep::Full), &[mesh([1, 2, 2]), mesh([2, 2, 1])], &|_| {});
+    let offload = |plan: &mut Plan| plan.offload.parameters = Place::Disk;
+    check_batch(case(&model, 4, Keep::None), &[mesh([1, 4, 1])], &offload);
 }
 
 /// Copies of experts are on fewer ranks than those of other weights, and so are their pieces.

@@ -135,6 +135,32 @@ def case_list():
         ),
     )
     family(
+        "qwen2_moe",
+        {
+            **llama, **rope(), "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10,
+            "num_experts": 4, "num_experts_per_tok": 2,
+        },
+        plain={},
+        normed=dict(
+            norm_topk_prob=True, num_experts=5, num_experts_per_tok=3, qkv_bias=False,
+            tie_word_embeddings=True,
+        ),
+        windows=dict(
+            use_sliding_window=True, sliding_window=4, max_window_layers=1,
+            num_attention_heads=3, hidden_size=18, num_key_value_heads=3,
+        ),
+    )
+    family(
+        "olmoe",
+        {**llama, **rope(), "intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2},
+        plain={},
+        normed=dict(norm_topk_prob=True, num_experts=5, num_experts_per_tok=3, pad_token_id=7),
+        biased=dict(
+            attention_bias=True, num_attention_heads=3, hidden_size=18, num_key_value_heads=3,
+            num_hidden_layers=1, tie_word_embeddings=True,
+        ),
+    )
+    family(
         "mistral", {**llama, **rope(), "head_dim": None},
         window=dict(sliding_window=5),
         full=dict(sliding_window=None, head_dim=4, tie_word_embeddings=True),

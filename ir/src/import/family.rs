@@ -30,7 +30,7 @@ pub(crate) use config::read_family;
 pub(crate) use expr::Expr;
 pub(crate) use weights::Weights;
 
-const TEXTS: [(&str, &str); 26] = [
+const TEXTS: [(&str, &str); 28] = [
     ("gpt2.family", include_str!("../families/gpt2.family")),
     ("llama.family", include_str!("../families/llama.family")),
     ("qwen2.family", include_str!("../families/qwen2.family")),
@@ -38,6 +38,8 @@ const TEXTS: [(&str, &str); 26] = [
     ("mistral.family", include_str!("../families/mistral.family")),
     ("mixtral.family", include_str!("../families/mixtral.family")),
     ("qwen3_moe.family", include_str!("../families/qwen3_moe.family")),
+    ("qwen2_moe.family", include_str!("../families/qwen2_moe.family")),
+    ("olmoe.family", include_str!("../families/olmoe.family")),
     ("ministral.family", include_str!("../families/ministral.family")),
     ("granite.family", include_str!("../families/granite.family")),
     ("smollm3.family", include_str!("../families/smollm3.family")),

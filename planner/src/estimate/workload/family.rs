@@ -14,7 +14,7 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
         experts: size("experts"),
         top_k: size("top_k"),
         ffn: size("ffn"),
-        shared_ffn: 0,
+        shared_ffn: size("shared_ffn"),
         dense_layers: 0,
     };
     Shape {
