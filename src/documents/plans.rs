@@ -269,6 +269,10 @@ pub struct DeviceMemory {
     pub communication_bytes: Option<f64>,
     /// Of a compiled program: what it allocates, as one block.
     pub arena_bytes: Option<u64>,
+    /// Of a compiled program: what it places on the host.
+    pub host_bytes: Option<u64>,
+    /// Of a compiled program: what it places on a disk.
+    pub disk_bytes: Option<u64>,
     /// Of a compiled program: what the closed form expects instead.
     pub expected: Option<Memory>,
     /// Why no program is compiled: what none carries out yet, in words.
@@ -308,6 +312,9 @@ pub struct PlanRow {
     pub mfu: Option<f64>,
     /// Bytes of the fullest device.
     pub peak_mem_bytes: f64,
+    /// Bytes that all ranks of CPUs place on a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offloaded_bytes: Option<u64>,
     /// Joules of a step on all devices, where watts are known.
     pub energy_j: Option<f64>,
     /// Whether it fits.

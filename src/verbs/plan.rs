@@ -250,11 +250,20 @@ fn page(model: &Model, question: &PlanRequest, found: &Found) -> String {
     let (all, compiled) = (found.candidate_count, found.evaluated.len());
     let end =
         if found.complete { "none of the others can be faster" } else { "the search was cut off" };
+    let on_disk = match offloaded(&found.best) {
+        0 => String::new(),
+        bytes => format!("the first places {} on the disk of its run\n", output::bytes(bytes)),
+    };
     format!(
-        "{}\n{}\n{all} candidates, {compiled} compiled, {end}; times are {origin}\n",
+        "{}\n{}\n{on_disk}{all} candidates, {compiled} compiled, {end}; times are {origin}\n",
         header(model, question),
         table.text()
     )
+}
+
+/// Bytes that all ranks place on a disk.
+fn offloaded(scored: &Scored) -> u64 {
+    scored.footprints.iter().map(|one| one.disk).sum::<u64>() * scored.candidate.mesh.dp as u64
 }
 
 /// What a candidate costs. The interval, as shares of the expected time, is as wide for all.
@@ -280,6 +289,7 @@ fn plan_row(
         tokens_per_s_per_device: tokens_per_s / question.ranks as f64,
         mfu: mfu(model, question, step_s),
         peak_mem_bytes: peak.unwrap_or(0) as f64,
+        offloaded_bytes: Some(offloaded(scored)).filter(|bytes| *bytes > 0),
         energy_j: None,
         fits: scored.fits(),
     }

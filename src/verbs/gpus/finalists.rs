@@ -167,6 +167,8 @@ pub fn device_memory(expected: &Memory, held: &Result<Held, NotYet>) -> DeviceMe
             bytes: held.memory(),
             communication_bytes: Some(held.footprint.communication as f64),
             arena_bytes: Some(held.footprint.arena),
+            host_bytes: Some(held.footprint.host),
+            disk_bytes: Some(held.footprint.disk),
             expected: Some(*expected),
             not_compiled: None,
         },
@@ -175,6 +177,8 @@ pub fn device_memory(expected: &Memory, held: &Result<Held, NotYet>) -> DeviceMe
             bytes: *expected,
             communication_bytes: None,
             arena_bytes: None,
+            host_bytes: None,
+            disk_bytes: None,
             expected: None,
             not_compiled: Some(why.to_string()),
         },
@@ -194,7 +198,14 @@ pub fn memory_lines(expected: &Memory, held: &Result<Held, NotYet>) -> String {
             let parts: Vec<_> =
                 parts.map(|(name, held)| format!("{name} {}", bytes(held))).collect();
             let total = bytes(held.total_bytes());
-            format!("memory {total} compiled, {of_closed_form}\n  compiled: {}\n", parts.join(", "))
+            let places = [("host", held.footprint.host), ("disk", held.footprint.disk)];
+            let beside: String = places
+                .into_iter()
+                .filter(|(_, held)| *held > 0)
+                .map(|(place, held)| format!("; on the {place} {}", Bytes(held)))
+                .collect();
+            let parts = parts.join(", ");
+            format!("memory {total} compiled, {of_closed_form}\n  compiled: {parts}{beside}\n")
         }
         Err(why) => format!("memory {of_closed_form}; not compiled yet: {why}\n"),
     }
