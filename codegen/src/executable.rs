@@ -102,6 +102,7 @@ pub fn check_executable(plan: &Plan) -> Result<(), Diagnostic> {
         return Ok(());
     }
     let headline = format!("no program of this release has {}", lacking.join(", "));
-    let help = "plan for `--cluster cpu-local`, which finds what can be executed";
+    let help = "plan for `--cluster cpu-local`, which finds what can be executed, or change that in \
+                the plan";
     Err(Diagnostic::error(CODE_NOT_EXECUTABLE, Span::of(plan.model.clone()), headline).help(help))
 }

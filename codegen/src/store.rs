@@ -532,6 +532,11 @@ impl Store {
         self.part(&name, Contents::Activation, dtype, vec![elements], (whole, 0))
     }
 
+    /// The type of a buffer's elements.
+    pub(crate) fn dtype(&self, buffer: BufferId) -> DType {
+        self.buffers[buffer.0 as usize].dtype
+    }
+
     /// The memory space of a buffer.
     pub(crate) fn place(&self, buffer: BufferId) -> Place {
         self.away.get(&buffer.0).copied().unwrap_or_default()

@@ -14,6 +14,8 @@ fn plans_for_tools_are_scored_from_their_files() {
         ("gpt2-xl", "h200", 8, 64, "megatron"),
         ("mixtral-8x7b", "h100", 64, 256, "megatron"),
         ("deepseek-v3", "h100", 512, 1024, "megatron"),
+        ("qwen3-30b-a3b", "h100", 64, 256, "megatron"),
+        ("qwen3-30b-a3b", "h100", 64, 256, "torchtitan"),
         ("llama-3-8b", "h100", 16, 64, "torchtitan"),
         ("llama-3-70b", "h100", 128, 256, "torchtitan"),
     ] {

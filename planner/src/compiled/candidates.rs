@@ -91,8 +91,18 @@ pub(super) fn has_candidates(job: &Job<'_>) -> bool {
         let mut chunks = keys.flat_map(|key| chunks(job, *mesh, key, usable.stages));
         chunks.next().is_some() && !zeros(job, *mesh).is_empty()
     };
-    let has_meshes = usable.meshes(job, job.ranks).iter().any(has_chunks);
-    has_meshes && !keep_sets(job, 1).is_empty() && !offloads(job).concat().is_empty()
+    let is_placed = |mesh: &Mesh| {
+        let placed = offloads(job).concat();
+        zeros(job, *mesh).iter().any(|zero| placed.iter().any(|place| lie_so(*zero, *place)))
+    };
+    let may = |mesh: &Mesh| has_chunks(mesh) && is_placed(mesh);
+    usable.meshes(job, job.ranks).iter().any(may) && !keep_sets(job, 1).is_empty()
+}
+
+/// Whether programs share weights so and place them there: where ranks share updates alone, they
+/// gather all parameters after these.
+fn lie_so(zero: Zero, offload: Offload) -> bool {
+    offload.parameters == Place::Device || matches!(zero.stage, 0 | 3)
 }
 
 /// Where values may lie: the placements that are looked at first, and those that are looked at
@@ -176,9 +186,7 @@ fn add_cuts(
     for (all_cuts, few_cuts) in chunks.map(cut) {
         let may = |zero: &Zero, offload: &Offload, cut: &Vec<usize>| {
             let is_quick = zero.stage < 2 && *offload == Offload::default();
-            // Where ranks share updates, they gather all parameters after these.
-            let is_whole = offload.parameters == Place::Device || matches!(zero.stage, 0 | 3);
-            is_whole && (is_quick || few_cuts.contains(cut))
+            lie_so(*zero, *offload) && (is_quick || few_cuts.contains(cut))
         };
         let zeros = zeros(job, mesh);
         let zeros = zeros.iter().flat_map(|zero| offloads.iter().map(move |place| (zero, place)));

@@ -83,12 +83,20 @@ pub struct Decoder {
     pub rope_type: Option<String>,
     /// Whether a layer attends within a window.
     pub has_window: bool,
+    /// Whether the gates of experts are their shares among all, rather than among those of a token.
+    pub keeps_shares: bool,
 }
 
 /// The decoder that a MODEL argument is; none of an encoder, a graph, or what is not found.
 pub fn decoder(model: impl AsRef<Path>) -> Option<Decoder> {
-    let of_shape =
-        |shape| Decoder { shape, family: None, theta: None, rope_type: None, has_window: false };
+    let of_shape = |shape| Decoder {
+        shape,
+        family: None,
+        theta: None,
+        rope_type: None,
+        has_window: false,
+        keeps_shares: false,
+    };
     let path = model.as_ref();
     if let Some(Published::Shape(shape, _)) = published(path) {
         return Some(of_shape(shape));
@@ -114,6 +122,7 @@ fn of_decoder(name: String, model: &FamilyModel) -> Decoder {
         theta: rotary.map(|rotary| rotary.theta),
         rope_type: rope_type.map(str::to_owned),
         has_window: windows.into_iter().any(|window| window > 0),
+        keeps_shares: model.scope.get("is_normed") == Some(&Value::Flag(false)),
     }
 }
 

@@ -22,7 +22,7 @@ use super::profile::{Profile, Whole};
 use super::stage::{Run, Stage, hold, runs, stage};
 use super::terms::Terms;
 use super::{bubble, interleaved};
-use crate::configuration::{Configuration, Place, Schedule};
+use crate::configuration::{Configuration, Place, Recompute, Schedule};
 use ir::Axis;
 
 /// Seconds of a step, by what takes them. They add up to the step.
@@ -268,8 +268,9 @@ impl Terms<'_> {
             true => [(stage.moved + stage.end_saved).min(stage.saved), stage.moved_working],
             false => [stage.saved, stage.working],
         };
-        // What a backward pass makes for late gradients stays.
-        let made = if self.profile.whole == Whole::Calls { made } else { 0.0 };
+        // What a backward pass makes for late gradients stays, recomputed or not.
+        let again = if c.recompute == Recompute::Full { read * waiting } else { 0.0 };
+        let made = if self.profile.whole == Whole::Calls { made + again } else { 0.0 };
         let away = kept - made + stage.saved - here;
         let activations_bytes =
             (kept - made) * on_device(c.offload.activations) + made + here + sent;

@@ -97,11 +97,9 @@ pub(super) fn finish(
     }
     // One launch updates all weights with the same hyper-parameters, however small they are.
     let alike = |region: Region| Some((decay(optimizer, region.is_matrix), region.is_coded));
-    for region in class.store.runs(alike) {
-        let updated = updated_region(class, &region);
-        offload::update(class, &updated, [scalars, scale], steps)?;
-    }
-    Ok(())
+    let regions = class.store.runs(alike).into_iter();
+    let all: Vec<Updated> = regions.map(|region| updated_region(class, &region)).collect();
+    offload::update_all(class, &all, [scalars, scale], steps, &mut |_, _, _| {})
 }
 
 /// The decay of weights: the one hyper-parameter in which they differ.
@@ -271,6 +269,7 @@ fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> Buf
 }
 
 /// What one launch updates.
+#[derive(Clone)]
 struct Updated {
     is_matrix: bool,
     elements: usize,

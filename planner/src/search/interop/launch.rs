@@ -126,13 +126,14 @@ fn megatron_script(launch: &Launch<'_>) -> Result<String, String> {
 
 /// Families that Megatron-LM's flags describe: one name, and the flags that it has beside those of
 /// its sizes.
-const FAMILIES: [(&str, &[&str]); 6] = [
+const FAMILIES: [(&str, &[&str]); 7] = [
     ("gpt2", &[]),
     ("llama", &[]),
     ("mistral", &[]),
     ("mixtral", &[]),
     ("qwen2", &["--add-qkv-bias"]),
     ("qwen3", &["--qk-layernorm"]),
+    ("qwen3_moe", &["--qk-layernorm"]),
 ];
 
 /// Megatron-LM's flags of a decoder.
@@ -210,6 +211,9 @@ fn routed_flags(decoder: &Decoder) -> Vec<String> {
         }
         flags.push("--moe-grouped-gemm".to_owned());
         flags.push("--moe-router-dtype fp32".to_owned());
+        if decoder.keeps_shares {
+            flags.push("--moe-router-pre-softmax".to_owned());
+        }
     }
     if let Some(rank) = shape.low_rank {
         flags.push("--multi-latent-attention".to_owned());
@@ -269,11 +273,11 @@ fn deepspeed_script(launch: &Launch<'_>) -> String {
 }
 
 /// A model of torchtitan: its name and flavor; layers, hidden elements, heads, heads of keys,
-/// elements inside the feed-forward layers, and experts.
+/// elements inside the feed-forward layers, or inside an expert where all are routed, and experts.
 type Flavor = (&'static str, &'static str, [u32; 6]);
 
 /// torchtitan 0.2.1, torchtitan/models/*/__init__.py.
-const FLAVORS: [Flavor; 10] = [
+const FLAVORS: [Flavor; 12] = [
     ("llama3", "8B", [32, 4096, 32, 8, 14_336, 0]),
     ("llama3", "70B", [80, 8192, 64, 8, 28_672, 0]),
     ("llama3", "405B", [126, 16_384, 128, 8, 53_248, 0]),
@@ -283,6 +287,8 @@ const FLAVORS: [Flavor; 10] = [
     ("qwen3", "8B", [36, 4096, 32, 8, 12_288, 0]),
     ("qwen3", "14B", [40, 5120, 40, 8, 17_408, 0]),
     ("qwen3", "32B", [64, 5120, 64, 8, 25_600, 0]),
+    ("qwen3", "30B-A3B", [48, 2048, 32, 4, 768, 128]),
+    ("qwen3", "235B-A22B", [94, 4096, 64, 4, 1536, 128]),
     ("deepseek_v3", "671B", [61, 7168, 128, 128, 18_432, 256]),
 ];
 
@@ -291,7 +297,9 @@ fn torchtitan_file(launch: &Launch<'_>) -> Result<String, String> {
         let shape = &decoder.shape;
         let experts = shape.routed.map_or(0, |routed| routed.experts);
         let sizes = [shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, experts];
-        let is_of = |name: &str| decoder.family.is_none_or(|family| name.starts_with(family));
+        let is_of = |name: &str| {
+            decoder.family.is_none_or(|family| name.starts_with(family.trim_end_matches("_moe")))
+        };
         FLAVORS.iter().find(|(name, _, own)| *own == sizes && is_of(name))
     });
     let Some((name, flavor, _)) = flavor else {

@@ -138,7 +138,7 @@ fn zero_stage(said: &mut Said) -> u8 {
 }
 
 /// Flags that follow from others, that MODEL says, or that the execution profile assumes.
-const ASSUMED: [&str; 30] = [
+const ASSUMED: [&str; 31] = [
     "--bf16",
     "--ckpt-format",
     "--use-precision-aware-optimizer",
@@ -157,6 +157,7 @@ const ASSUMED: [&str; 30] = [
     "--moe-grouped-gemm",
     "--moe-layer-freq",
     "--moe-router-dtype",
+    "--moe-router-pre-softmax",
     "--multi-latent-attention",
     "--no-gradient-accumulation-fusion",
     "--normalization",

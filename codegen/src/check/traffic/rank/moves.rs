@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use ir::program::BufferId;
+use ir::program::{BufferId, Contents, ShardRole};
 
 use super::super::World;
 use super::{Place, Rank, Seen};
@@ -32,7 +32,9 @@ impl<'a> Rank<'a> {
         let Seen { .. } = self.read(world, &source, 0..length, self.dtype(from));
         let origin = self.copies.get(&from.0);
         let is_copy = origin.is_some_and(|(of, _)| self.buffer(*of).range == target.range);
-        let is_rounded = self.rounded.get(&from.0).is_some_and(|of| *of == self.weights(&target));
+        let of = self.rounded.get(&from.0);
+        let is_rounded =
+            self.is_params(&target) && of.is_some_and(|of| *of == self.weights(&target));
         if self.outlasts_step(&target) && !is_copy && !is_rounded {
             let name = &self.program.buffers[to.0 as usize].name;
             let text = format!("overwrites `{name}` by what is no copy of it");
@@ -61,7 +63,8 @@ impl<'a> Rank<'a> {
             self.rounded.remove(&to.0);
             self.check_home(world, from, to);
             let wanted = self.weights_of_parts(&target);
-            if !wanted.is_empty() && wanted != self.weights(&source) {
+            let is_other = wanted != self.weights(&source) || !self.is_params(&source);
+            if !wanted.is_empty() && is_other {
                 let name = &self.program.buffers[to.0 as usize].name;
                 let text = format!("fetches other weights to `{name}`");
                 world.findings.add_at(world.setup, "E2115", self.at(), text);
@@ -86,6 +89,17 @@ impl<'a> Rank<'a> {
             world.findings.add_at(world.setup, "E2112", self.at(), text);
         }
         self.fetched.insert(made, to.0);
+    }
+
+    /// Whether all of a place are weights as layers read them, or pieces of these.
+    fn is_params(&self, place: &Place) -> bool {
+        place.parts.iter().all(|(_, owner)| match owner {
+            Owner::Buffer(at) => matches!(
+                self.program.buffers[*at as usize].contents,
+                Contents::Param(_) | Contents::Shard { role: ShardRole::Param, .. }
+            ),
+            Owner::Local(..) => false,
+        })
     }
 
     /// Notes what a launch writes besides weights and states that it updates: the same elements, as

@@ -97,6 +97,7 @@ pub(super) fn update(
     scalars: [BufferId; 2],
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
+    let mut all = Vec::new();
     for Piece { bucket, grads } in pieces {
         let is_rounded = class.plan.precision.master.is_some();
         let source = class.store.unit_of(bucket).and_then(|unit| unit.source);
@@ -104,7 +105,7 @@ pub(super) fn update(
             Some(source) => is_rounded.then_some(source),
             None => is_rounded.then(|| transient(class, bucket, ShardRole::Rounded)),
         };
-        let updated = Updated {
+        all.push(Updated {
             is_matrix: bucket.region.is_matrix,
             elements: bucket.piece,
             params: bucket.master,
@@ -112,10 +113,12 @@ pub(super) fn update(
             states: bucket.states.clone(),
             scales: bucket.scales.clone(),
             rounded,
-        };
-        offload::update(class, &updated, scalars, steps)?;
-        if source.is_some() {
-            continue;
+        });
+    }
+    let mut gather = |class: &mut Class<'_>, at: usize, steps: &mut Vec<Step>| {
+        let (bucket, rounded) = (&pieces[at].bucket, all[at].rounded);
+        if class.store.unit_of(bucket).is_some_and(|unit| unit.source.is_some()) {
+            return;
         }
         let dtype = class.plan.precision.parameters;
         let slots = [rounded.unwrap_or(bucket.master), bucket.params];
@@ -125,8 +128,8 @@ pub(super) fn update(
         let gather = (gather, shard_group(class.plan, is_expert));
         let elements = [piece, ranks * piece];
         exchange_pieces(class, ("all-gather", [dtype; 2]), gather, slots, elements, steps);
-    }
-    Ok(())
+    };
+    offload::update_all(class, &all, scalars, steps, &mut gather)
 }
 
 /// Room for a piece of a bucket after the last micro-batch.
