@@ -5,6 +5,7 @@
 #[path = "gpu.rs"]
 mod gpu;
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -112,12 +113,20 @@ impl Library {
         if options.contains(&COUNTED) {
             text += include_str!("counts.h");
         }
+        // Functions of the same text are one.
+        let mut symbols: Vec<Vec<String>> = Vec::new();
+        let mut known: HashMap<String, String> = HashMap::new();
         for (at, (_, functions)) in kernels.iter().enumerate() {
-            for (number, function) in functions.functions.iter().enumerate() {
+            let of_kernel = functions.functions.iter().enumerate().map(|(number, function)| {
                 let name = symbol(at, number);
-                text += &change(at, function.text(&name));
-                text += &function.launcher(&name);
-            }
+                let own = change(at, function.text(&name)) + &function.launcher(&name);
+                let first = known.entry(own.replace(&name, "f")).or_insert_with(|| {
+                    text += &own;
+                    name
+                });
+                first.clone()
+            });
+            symbols.push(of_kernel.collect());
         }
         let library = open(&compiled(name, &text, options)?);
         // SAFETY: the library is open; what has checks declares the report with this signature.
@@ -136,7 +145,8 @@ impl Library {
             })
         };
         let launcher = |at: usize, number: usize| {
-            let name = CString::new(format!("{}_launch", symbol(at, number))).expect("no zeros");
+            let name = format!("{}_launch", symbols[at][number]);
+            let name = CString::new(name).expect("no zeros");
             // SAFETY: the library is open, and stays so.
             let found = unsafe { dlsym(library, name.as_ptr()) };
             assert!(!found.is_null(), "{name:?} is in the library");
