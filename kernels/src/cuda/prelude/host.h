@@ -172,6 +172,10 @@ struct Block {
   std::map<const void*, Mbarrier> mbarriers;
   // Copies that are under way: they end when no thread can go on, in any order.
   std::deque<TmaLoad> copies;
+  // Threads that sleep until no other can go on; those of the slow warp, if there is one, until all
+  // others sleep for good.
+  std::vector<Fiber*> asleep, slow;
+  size_t slow_warp = ~(size_t)0;
   // Zero where threads and copies keep their order.
   u_int64_t random = 0;
   bool interleaves = false;
@@ -276,11 +280,25 @@ inline void land() {
   copy.run();
 }
 
+// Where no thread is ready a copy ends, or one that sleeps wakes up; says whether there is one.
+inline bool stir() {
+  Block& b = block;
+  size_t all = b.copies.size() + b.asleep.size();
+  if (!all && b.slow.empty()) return false;
+  size_t at = draw() % (all ? all : b.slow.size());
+  if (at < b.copies.size()) { land(); return true; }
+  std::vector<Fiber*>& of = all ? b.asleep : b.slow;
+  at -= all ? b.copies.size() : 0;
+  b.ready.push_back(of[at]);
+  of.erase(of.begin() + at);
+  return true;
+}
+
 // Switches to the next fiber that is ready, or back to the launch.
 inline void next() {
   Block& b = block;
   Fiber* from = b.current;
-  while (b.head == b.ready.size() && !b.copies.empty()) land();
+  while (b.head == b.ready.size() && stir()) {}
   if (b.head == b.ready.size()) {
     b.current = nullptr;
     void* nowhere;
@@ -294,15 +312,18 @@ inline void next() {
   shim_switch(&from->stack_pointer, to->stack_pointer);
 }
 
-// Where threads arrive, in the orders of half of the seeds: copies may end there, and others go on
-// first. In the other orders copies are as late as they may be.
+// Where threads arrive or have waited, in the orders of half of the seeds: copies may end there,
+// others go on first, or all others do as long as they can. In the other orders copies are as late
+// as they may be.
 inline void interleave() {
   Block& b = block;
   if (!b.interleaves) return;
   u_int64_t choice = draw();
   if (choice & 4 && !b.copies.empty()) land();
-  if ((choice & 3) != 3) return;
-  b.ready.push_back(b.current);
+  if ((size_t)(b.current - b.fibers.data()) / 32 == b.slow_warp) b.slow.push_back(b.current);
+  else if ((choice & 3) != 3) return;
+  else if (choice & 24) b.ready.push_back(b.current);
+  else b.asleep.push_back(b.current);
   next();
 }
 
@@ -387,6 +408,7 @@ inline void begin_block(unsigned int number, unsigned int threads, u_int64_t see
   b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
   b.random = seed;
   b.interleaves = seed & 4;
+  if (b.interleaves && draw() % 2) b.slow_warp = draw() % b.warps.size();
   b.alive = threads;
   for (unsigned int i = 0; i < threads; i++) {
     Fiber& fiber = b.fibers[i];
@@ -1150,6 +1172,7 @@ inline void mbarrier_wait(unsigned long long* place, unsigned int parity) {
     shim::next();
     shim::block.current->waits = nullptr;
   }
+  shim::interleave();
 }
 template <class... C> void tma_load(void* to, const TensorMap& map, unsigned long long* barrier, C... at) {
   int coordinates[] = {at...};
