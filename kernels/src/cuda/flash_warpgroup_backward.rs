@@ -138,7 +138,7 @@ impl FlashWarpgroupBackward {
     }
 
     /// The arrays in shared memory, in order, with their types and bytes.
-    fn arrays(&self) -> [(&'static str, &'static str, usize); 18] {
+    fn arrays(&self) -> [(&'static str, &'static str, usize); 17] {
         let [of_keys, of_queries] = self.tile_bytes();
         let of_step = STAGES * self.step * 4;
         let barriers = |count: usize| 8 * count;
@@ -156,8 +156,7 @@ impl FlashWarpgroupBackward {
             ("v_full", "u64", barriers(1)),
             ("q_full", "u64", barriers(STAGES)),
             ("dout_full", "u64", barriers(STAGES)),
-            ("q_empty", "u64", barriers(STAGES)),
-            ("dout_empty", "u64", barriers(STAGES)),
+            ("stage_empty", "u64", barriers(STAGES)),
             ("slopes_full", "u64", barriers(1)),
             ("slopes_empty", "u64", barriers(1)),
             ("part_full", "u64", barriers(PARTS + PARTS)),
@@ -224,8 +223,8 @@ impl FlashWarpgroupBackward {
         for name in ["q", "dout"] {
             // Bytes by TMA, and what the other lanes write.
             line!(text, "mbarrier_init({name}_full + stage, 2);");
-            line!(text, "mbarrier_init({name}_empty + stage, 8);");
         }
+        line!(text, "mbarrier_init(stage_empty + stage, 8);");
         text.end();
         line!(text, "mbarrier_init(slopes_full, 8);");
         line!(text, "mbarrier_init(slopes_empty, 8);");
@@ -253,15 +252,15 @@ impl FlashWarpgroupBackward {
         line!(text, "for (u32 step = 0; step < all_steps; step += 1) {{");
         line!(text, "const u32 stage = step % {STAGES};");
         self.turns().print_position("step", text);
+        line!(text, "mbarrier_wait(stage_empty + stage, (step / {STAGES} + 1) % 2);");
+        line!(text, "if (lane == 0) {{");
         for name in ["q", "dout"] {
-            line!(text, "mbarrier_wait({name}_empty + stage, (step / {STAGES} + 1) % 2);");
-            line!(text, "if (lane == 0) {{");
             line!(text, "mbarrier_expect({name}_full + stage, {of_queries});");
             let to = format!("{name}_stages + stage * {of_queries}");
             let to = (&to[..], &format!("{name}_full + stage")[..]);
             print_box_copies(name, to, "first_column, (i32)h", [self.halves(), self.step], text);
-            text.end();
         }
+        text.end();
         line!(text, "UNROLL");
         line!(text, "for (u32 i = lane; i < {}; i += 32) {{", self.step);
         line!(text, "const i64 s = first_column + i;");
@@ -435,7 +434,6 @@ impl FlashWarpgroupBackward {
         // Until here the registers of the weights must not be used for others.
         line!(text, "keep_order(p);");
         line!(text, "keep_order(v_acc);");
-        line!(text, "if (lane == 0) mbarrier_arrive(dout_empty + stage);");
         self.print_gradient(["ds", "q", "acc"], "0", text);
         line!(text, "warpgroup_wait<1>(part);");
         line!(text, "keep_order(part);");
@@ -443,7 +441,7 @@ impl FlashWarpgroupBackward {
         self.print_shared_part(text);
         line!(text, "warpgroup_wait<0>(acc);");
         line!(text, "keep_order(ds);");
-        line!(text, "if (lane == 0) mbarrier_arrive(q_empty + stage);");
+        line!(text, "if (lane == 0) mbarrier_arrive(stage_empty + stage);");
     }
 
     /// Prints a step that goes over its queries, some at a time.
@@ -467,8 +465,7 @@ impl FlashWarpgroupBackward {
         line!(text, "keep_order(ds);");
         text.end();
         Self::print_arrival("slopes_full", text);
-        line!(text, "if (lane == 0) mbarrier_arrive(dout_empty + stage);");
-        line!(text, "if (lane == 0) mbarrier_arrive(q_empty + stage);");
+        line!(text, "if (lane == 0) mbarrier_arrive(stage_empty + stage);");
         self.print_query_part(text);
         line!(text, "warpgroup_wait<0>(part);");
         line!(text, "if (lane == 0) mbarrier_arrive(slopes_empty);");
