@@ -200,16 +200,16 @@ impl FlashTile {
         (self.attention.batch * self.attention.heads * self.tiles()) as u64
     }
 
-    fn query_tile(&self) -> SharedTile {
+    pub(super) fn query_tile(&self) -> SharedTile {
         SharedTile { rows: self.query_tile, columns: self.attention.dim.next_power_of_two() }
     }
 
-    fn key_tile(&self) -> SharedTile {
+    pub(super) fn key_tile(&self) -> SharedTile {
         SharedTile { rows: self.key_tile, columns: self.attention.dim.next_power_of_two() }
     }
 
     /// Rows of scores of a warp, in tiles of 16.
-    fn row_tiles(&self) -> usize {
+    pub(super) fn row_tiles(&self) -> usize {
         self.query_tile / WARPS / 16
     }
 

@@ -22,7 +22,7 @@ pub struct LineTile {
 
 impl LineTile {
     /// Threads per line: one for each element of the result where they are independent.
-    fn each(&self) -> usize {
+    pub(super) fn each(&self) -> usize {
         let Lines { extent, result, how, .. } = &self.lines;
         match how {
             Line::Cumulative(_) | Line::Prod | Line::ArgMax => 1,

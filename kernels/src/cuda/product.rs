@@ -21,9 +21,12 @@ pub(super) const THREADS: u32 = 256;
 /// The block tile: rows and columns of the result, and its extent along k.
 const TILE_MN: usize = 64;
 /// Elementwise of `k` that lie in shared memory at a time.
-const TILE_K: usize = 16;
+pub(super) const TILE_K: usize = 16;
 /// The thread tile: rows and columns of the result.
-const THREAD_TILE: usize = 4;
+pub(super) const THREAD_TILE: usize = 4;
+/// Elements from one point of k to the next in shared memory: one more than there are, so that
+/// those of one row or column lie in different banks.
+pub(super) const PITCH: usize = TILE_MN + 1;
 /// Columns of each of two weights that take turns in a block tile: half of a thread's.
 const RUN: usize = THREAD_TILE / 2;
 
@@ -70,8 +73,8 @@ impl ProductTile {
         let ([_, m, n, k], [_, rows, columns]) = (p.sizes(), self.tiles());
         let compute = element(p.dtype);
         let [a, b, c] = [0, 1, 2].map(|at: usize| parameters[at].name());
-        line!(text, "SHARED({compute}, a_tile, {});", TILE_K * (TILE_MN + 1));
-        line!(text, "SHARED({compute}, b_tile, {});", TILE_K * (TILE_MN + 1));
+        line!(text, "SHARED({compute}, a_tile, {});", TILE_K * PITCH);
+        line!(text, "SHARED({compute}, b_tile, {});", TILE_K * PITCH);
         match self.grouped {
             None => {
                 line!(
@@ -107,15 +110,8 @@ impl ProductTile {
         line!(text, "sync_block();");
         line!(text, "const u32 deep = end - at < {TILE_K} ? (u32)(end - at) : {TILE_K};");
         line!(text, "for (u32 d = 0; d < deep; d += 1) {{");
-        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
-        line!(text, "for (u32 j = 0; j < {THREAD_TILE}; j += 1) {{");
-        let row = TILE_MN + 1;
-        line!(
-            text,
-            "chain[i][j] = fma_of(a_tile[d * {row} + thread_m + i], \
-             b_tile[d * {row} + thread_n + j], chain[i][j]);"
-        );
-        (0..3).for_each(|_| text.end());
+        Self::print_chain(compute, text);
+        text.end();
         line!(text, "sync_block();");
         text.end();
         line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
@@ -129,6 +125,21 @@ impl ProductTile {
             None => self.print_epilogue(&loops, (parameters, [m, n]), text),
             Some(pair) => self.print_pair(pair, parameters, text),
         }
+    }
+
+    /// Prints the multiply-adds of a point of k, whose elements a thread loads once.
+    fn print_chain(compute: &str, text: &mut Text) {
+        line!(text, "{compute} x[{THREAD_TILE}], y[{THREAD_TILE}];");
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        for (own, name) in [("x", "m"), ("y", "n")] {
+            let tile = if own == "x" { "a_tile" } else { "b_tile" };
+            line!(text, "{own}[i] = {tile}[d * {PITCH} + thread_{name} + i];");
+        }
+        text.end();
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {THREAD_TILE}; j += 1) {{");
+        line!(text, "chain[i][j] = fma_of(x[i], y[j], chain[i][j]);");
+        (0..2).for_each(|_| text.end());
     }
 
     /// Prints what becomes of two products: of a row, the 16 lanes of half a warp have two columns
@@ -186,7 +197,6 @@ impl ProductTile {
         text: &mut Text,
     ) {
         let compute = element(self.product.dtype);
-        let row = TILE_MN + 1;
         line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
         line!(text, "const u64 m = block_m + i / {TILE_K}, k = at + i % {TILE_K};");
         let place =
@@ -203,7 +213,7 @@ impl ProductTile {
         line!(text, "if (m < {m_size} && k < end) x = {value};");
         let is_rounded = self.product.operands == Operands::Tf32;
         let x = if is_rounded { "tf32_of(x)" } else { "x" };
-        line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = {x};");
+        line!(text, "a_tile[i % {TILE_K} * {PITCH} + i / {TILE_K}] = {x};");
         text.end();
         line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
         let local = format!("(i % {TILE_MN})");
@@ -221,7 +231,7 @@ impl ProductTile {
         print_borders(&self.product, ["n", "k"], text);
         line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]){};", worth(1));
         text.end();
-        line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = {x};");
+        line!(text, "b_tile[i / {TILE_MN} * {PITCH} + i % {TILE_MN}] = {x};");
         text.end();
     }
 

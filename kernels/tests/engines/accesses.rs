@@ -7,11 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use gantline_kernels::cuda::{Accesses, Arch, Functions, Tile, functions_for};
-use gantline_kernels::{Kernel, Product};
+use gantline_kernels::cuda::{Accesses, Arch, Functions, Tile, functions, functions_for};
+use gantline_kernels::{Attention, Kernel, Line, Lines, Product, ReduceOp};
 use ir::DType;
 
 use crate::counts::derived;
+use crate::flash::random_flash;
+use crate::product::{Framed, random_product};
 use crate::rows::{buffers, random_rows};
 use crate::shim::{Library, compiler};
 use crate::{Case, Random, elements, moves, recorded, runs_all, tensor, transpose};
@@ -32,11 +34,71 @@ fn family(tile: &Tile) -> &'static str {
         Tile::Elementwise(_) => "elementwise",
         Tile::RowReduction(_) => "reduction over rows",
         Tile::PartialSums(_) => "second pass of sums",
+        Tile::Product(_) => "product on CUDA cores",
         Tile::Tensor(_) => "product by mma.sync",
         Tile::SliceSum(_) => "sum of slices",
+        Tile::Flash(_) => "attention by mma.sync",
+        Tile::Lines(_) => "along a dim",
         Tile::Move(_) => "move",
         _ => "not known",
     }
+}
+
+/// The shim counts a million products a second.
+fn is_small(p: &Product) -> bool {
+    p.sizes().iter().product::<usize>() < 100_000
+}
+
+/// Products on CUDA cores: of random strides and types, of images, of codes with scales, and with
+/// what is added to them.
+fn on_cores(count: usize) -> Vec<Case> {
+    let random = |number: usize| {
+        let mut random = Random::new(number as u64 + 900);
+        let dtype = random.pick(&[DType::F32, DType::F64]);
+        let product = match number % 3 {
+            0 => Framed::random(&mut random).product(dtype),
+            _ => random_product(&mut random, dtype),
+        };
+        let is_tiny = product.sizes().iter().product::<usize>() < 20_000;
+        is_tiny.then(|| Case::new(&mut random, Kernel::Product(product)))
+    };
+    let mut all: Vec<Case> = (0..).filter_map(random).take(2 * count).collect();
+    let added = tensor::cases(64).into_iter().filter(|(_, p, _)| is_small(p));
+    all.extend(added.map(|(case, ..)| case).take(count));
+    let codes = elements::cases(64).into_iter().filter(|of| of.product.stored.a.size() == 1);
+    all.extend(codes.filter(|of| is_small(&of.product)).map(|of| of.case).take(count));
+    all
+}
+
+/// An operation along a dim of a random shape.
+fn random_lines(number: usize) -> Case {
+    let mut random = Random::new(number as u64 + 1300);
+    let (outer, inner) = (1 + random.below(9), 1 + random.below(70));
+    let [size, stride, dilation] = [0; 3].map(|_| 1 + random.below(3));
+    let count = 1 + random.below(20);
+    let reach = (count - 1) * stride + (size - 1) * dilation + 1 + random.below(3);
+    let op = random.pick(&[ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]);
+    let (how, extent, result) = match number % 5 {
+        0 => (Line::Cumulative(op), reach, reach),
+        1 => (Line::Prod, reach, 1),
+        2 => (Line::Reverse, reach, reach),
+        3 => (Line::Fold { size, stride, dilation }, count * size, reach),
+        _ => (Line::Pool { op, size, stride, dilation }, reach, count),
+    };
+    let dtype = random.pick(&[DType::F32, DType::F64, DType::I32, DType::U32]);
+    let narrow = random.pick(&[DType::BF16, DType::Bool]);
+    let dtype = if how == Line::Reverse { random.pick(&[dtype, narrow]) } else { dtype };
+    let kernel = Kernel::Lines(Lines { outer, extent, result, inner, how, dtype });
+    Case::new(&mut random, kernel)
+}
+
+/// An attention of random strides that runs by `mma.sync`, none of one that takes long.
+fn random_attention(number: usize) -> Option<Case> {
+    let mut random = Random::new(number as u64 + 1700);
+    let a = random_flash(&mut random, &[16, 48, 64, 80, 128]);
+    let a = Attention { documents: None, dropout: None, position: false, ..a };
+    let scores = a.batch * a.heads * a.queries * a.keys;
+    (scores < 20_000).then(|| Case::new(&mut random, Kernel::Attention(a)))
 }
 
 /// Launches with the functions of their kernels.
@@ -61,8 +123,6 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         let step = found.len().div_ceil(count);
         found.into_iter().step_by(step).for_each(|of| add(of.case, Arch::Sm80));
     }
-    // The shim counts a million products a second.
-    let is_small = |p: &Product| p.sizes().iter().product::<usize>() < 100_000;
     let few = tensor::cases(64).into_iter().filter(|(_, p, _)| is_small(p)).take(count);
     few.for_each(|(case, ..)| add(case, Arch::Sm80));
     let few = elements::cases(64).into_iter().filter(|of| is_small(&of.product)).take(count);
@@ -76,6 +136,13 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         let copy = transpose::transposition(&mut Random::new(at as u64), dtype, [70, 45 + at]);
         add(Case::new(&mut Random::new(at as u64), Kernel::Copy(copy)), Arch::Sm80);
     }
+    (0..10 * count).for_each(|number| add(random_lines(number), Arch::Sm80));
+    let attention = (0..).filter_map(random_attention).take(count);
+    attention.for_each(|case| add(case, Arch::Sm80));
+    all.extend(on_cores(count).into_iter().map(|case| {
+        let functions = functions(&case.kernel);
+        (case, functions)
+    }));
     all
 }
 
@@ -99,7 +166,8 @@ fn derived_accesses_are_those_that_the_shim_counts() {
         for (at, (case, functions, of)) in some.iter().enumerate() {
             case.execute(&library, at, 0);
             let counted = library.counts();
-            let is_tensor = functions.functions.iter().any(|f| matches!(f.tile, Tile::Tensor(_)));
+            let is_matrix = |tile: &Tile| matches!(tile, Tile::Tensor(_) | Tile::Flash(_));
+            let is_tensor = functions.functions.iter().any(|f| is_matrix(&f.tile));
             let turns = if is_tensor { counted.matrix_turns } else { counted.turns };
             for function in &functions.functions {
                 *families.entry(family(&function.tile)).or_default() += 1;
@@ -115,5 +183,5 @@ fn derived_accesses_are_those_that_the_shim_counts() {
     }
     println!("{families:?}");
     assert_eq!(wrong, 0, "what is derived of these is not what is counted");
-    assert!(families.len() == 6 && families.values().all(|count| *count > 0), "{families:?}");
+    assert!(families.len() == 9 && families.values().all(|count| *count > 0), "{families:?}");
 }

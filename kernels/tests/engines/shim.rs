@@ -99,7 +99,8 @@ impl Library {
 
     /// The same, which counts accesses to buffers and to shared memory.
     pub(crate) fn counted(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
-        let options = ["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED];
+        // What a compiler copies for some of a warp's lanes would be a request of its own.
+        let options = ["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED, "-fno-thread-jumps"];
         Library::compile(name, kernels, &|_, text| text, &options)
     }
 

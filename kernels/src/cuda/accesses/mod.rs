@@ -6,16 +6,21 @@
 //! site, each for the same time, is one request, as in the shim that executes the text in tests.
 //! Blocks whose addresses differ by multiples of a sector are counted once (`Blocks::count`).
 //!
-//! Counted are fused loops over rows, products by `mma.sync` (of these `ldmatrix` alone counts as
-//! shared memory), sums of slices, and what moves elements to places that the kernel names. Nothing
-//! is known here of other families, of images, of what ids, routers or launch scalars decide, of
-//! what TMA copies, and of loops whose loads a compiler may move or leave out: those that nothing
-//! uses, and in F64 those beside functions of the library.
+//! Counted are fused loops over rows, products on CUDA cores, products and the forward pass of
+//! attention by `mma.sync` (of these two `ldmatrix` alone counts as shared memory), sums of slices,
+//! operations along a dim, and what moves elements to places that the kernel names. Nothing is
+//! known here of other families, of images on tensor cores, of attention within documents or with
+//! dropout, of what is largest, of orders, of what ids, routers or launch scalars decide, of what
+//! TMA copies, and of loops whose loads a compiler may move or leave out: those that nothing uses,
+//! and in F64 those beside functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
 
+mod flash;
+mod lines;
 mod moves;
+mod product;
 mod reduction;
 mod rows;
 mod tensor;
@@ -63,14 +68,14 @@ impl Function {
             Tile::SliceSum(tile) => tensor::slice_sum(tile, self.grid),
             Tile::Move(Move::Transpose(tile)) => moves::transpose(tile, self.grid),
             Tile::Move(tile) => moves::elements(tile, self.grid),
-            Tile::Product(_)
-            | Tile::Warpgroup(_)
+            Tile::Product(tile) => product::product(tile),
+            Tile::Lines(tile) => lines::lines(tile, self.grid),
+            Tile::Flash(tile) => flash::flash(tile),
+            Tile::Warpgroup(_)
             | Tile::Attention(_)
-            | Tile::Flash(_)
             | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
             | Tile::FlashWarpgroupBackward(_)
-            | Tile::Lines(_)
             | Tile::Routing(_) => None,
         }
     }

@@ -77,25 +77,36 @@ impl Stages<'_> {
         Some(blocks.count)
     }
 
-    /// Turns of the loads of a warp's fragments, of all steps: stages start at the first bank.
-    fn fragments(&self, operand: Operand, [first, extent]: [usize; 2]) -> [u64; 2] {
-        let mut sites = Sites::default();
-        let (mut warp, site) = (Warp::default(), sites.shared(16));
-        for k in (0..self.tile_k).step_by(16) {
-            for i in (0..extent).step_by(16) {
-                for lane in 0..LANES {
-                    let [row, column] = lane_of_matrix(operand, self.k_major, lane);
-                    let [row, column] = match self.k_major {
-                        true => [first + i + row, k + column],
-                        false => [k + row, first + i + column],
-                    };
-                    warp.access(site, lane, 2 * self.tile.place(row, column) as u64);
-                }
+    /// Turns of the loads of a warp's fragments of a step.
+    fn fragments(&self, operand: Operand, sides: [usize; 2]) -> [u64; 2] {
+        fragment_turns(self.tile, (operand, self.k_major), sides, self.tile_k)
+    }
+}
+
+/// Turns of the loads of a warp's fragments from a tile that starts at the first bank: given how it
+/// lies, the first row or column and how many there are, and points of k.
+pub(super) fn fragment_turns(
+    tile: SharedTile,
+    (operand, k_major): (Operand, bool),
+    [first, extent]: [usize; 2],
+    tile_k: usize,
+) -> [u64; 2] {
+    let mut sites = Sites::default();
+    let (mut warp, site) = (Warp::default(), sites.shared(16));
+    for k in (0..tile_k).step_by(16) {
+        for i in (0..extent).step_by(16) {
+            for lane in 0..LANES {
+                let [row, column] = lane_of_matrix(operand, k_major, lane);
+                let [row, column] = match k_major {
+                    true => [first + i + row, k + column],
+                    false => [k + row, first + i + column],
+                };
+                warp.access(site, lane, 2 * tile.place(row, column) as u64);
             }
         }
-        warp.end();
-        warp.count.turns
     }
+    warp.end();
+    warp.count.turns
 }
 
 /// Accesses of a product by `mma.sync`; none of one whose second operand is an image, that has

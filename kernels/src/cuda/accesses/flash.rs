@@ -1,0 +1,221 @@
+//! Accesses of attention by `mma.sync`.
+//!
+//! Blocks differ in how many tiles of keys they go over, and heads in how their rows lie in
+//! sectors: heads that lie alike are counted once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::tensor::fragment_turns;
+use super::{Accesses, Blocks, LANES, SECTOR, Sites};
+use crate::cuda::flash::{FlashTile, THREADS, VECTOR, WARPS};
+use crate::cuda::quads::QuadStore;
+use crate::cuda::shared::{Operand, SharedTile};
+use crate::kernel::Attention;
+use crate::offset::Offset;
+
+/// Bytes of an element of the operands.
+const HALF: u64 = 2;
+
+/// Where a head starts in each buffer, in bytes from a sector on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Head {
+    q: u64,
+    k: u64,
+    v: u64,
+    out: u64,
+    lse: u64,
+    bias: u64,
+}
+
+impl Head {
+    fn of(a: &Attention, [b, h, g]: [usize; 3]) -> Head {
+        let start =
+            |[of_b, _, of_h]: [usize; 3], h: usize| (b * of_b + h * of_h) as u64 * HALF % SECTOR;
+        let [of_b, of_h, of_s] = a.bias.unwrap_or_default();
+        Head {
+            q: start(a.q, h),
+            k: start(a.k, g),
+            v: start(a.v, g),
+            out: start(a.out, h),
+            lse: ((b * a.heads + h) * a.queries * 4) as u64 % SECTOR,
+            bias: start([of_b, of_s, of_h], h),
+        }
+    }
+}
+
+/// Accesses of the forward pass; none where documents, draws, a position or a scalar of the launch
+/// decide.
+pub(super) fn flash(tile: &FlashTile) -> Option<Accesses> {
+    let a = &tile.attention;
+    if a.documents.is_some() || a.dropout.is_some() || a.position {
+        return None;
+    }
+    let Offset::Fixed(_) = a.head_offset else { return None };
+    let mut heads: BTreeMap<Head, u64> = BTreeMap::new();
+    for b in 0..a.batch {
+        for h in 0..a.heads {
+            *heads.entry(Head::of(a, [b, h, a.kv_head(h)])).or_default() += 1;
+        }
+    }
+    let mut of = Forward { tile, blocks: Blocks::new(), steps: 0 };
+    for (head, times) in heads {
+        for first in (0..a.queries).step_by(tile.query_tile) {
+            of.block(head, first, times)?;
+        }
+    }
+    let blocks = tile.blocks();
+    let rows = 16 * tile.row_tiles();
+    let [of_queries, of_keys, of_values] = [
+        (tile.query_tile(), (Operand::A, true), rows, a.dim),
+        (tile.key_tile(), (Operand::B, true), tile.key_tile, a.dim),
+        (tile.key_tile(), (Operand::B, false), a.dim, tile.key_tile),
+    ]
+    .map(|(tile, of, side, k)| {
+        let turns = |warp: usize| {
+            // Each warp has queries of its own, and all keys.
+            let first = if of.0 == Operand::A { warp * rows } else { 0 };
+            Accesses { sectors: [0; 2], turns: fragment_turns(tile, of, [first, side], k) }
+        };
+        (0..WARPS).fold(Accesses::default(), |all, warp| all.plus(1, turns(warp)))
+    });
+    let all = of.blocks.count.plus(blocks, of_queries);
+    Some(all.plus(of.steps, of_keys).plus(of.steps, of_values))
+}
+
+/// What is counted of the blocks.
+struct Forward<'a> {
+    tile: &'a FlashTile,
+    blocks: Blocks,
+    /// Tiles of keys that all blocks go over.
+    steps: u64,
+}
+
+impl Forward<'_> {
+    /// Counts a block of as many heads, from a query on.
+    fn block(&mut self, head: Head, first_query: usize, times: u64) -> Option<()> {
+        let (tile, a) = (self.tile, &self.tile.attention);
+        let queries = (a.queries - first_query).min(tile.query_tile);
+        let at = |start: u64, stride: usize| start + (first_query * stride) as u64 * HALF;
+        self.copies(tile.query_tile(), (at(head.q, a.q[1]), a.q[1]), queries, times)?;
+        let keys = tile.keys(first_query);
+        for first_key in keys.step_by(tile.key_tile) {
+            self.steps += times;
+            let there = (a.keys - first_key).min(tile.key_tile);
+            for (start, [_, stride, _]) in [(head.k, a.k), (head.v, a.v)] {
+                let from = start + (first_key * stride) as u64 * HALF;
+                self.copies(tile.key_tile(), (from, stride), there, times)?;
+            }
+            if let Some([_, _, stride]) = a.bias {
+                let from = at(head.bias, stride) + first_key as u64 * HALF;
+                self.bias(from, [queries, there], times)?;
+            }
+        }
+        let lse = head.lse + 4 * first_query as u64;
+        self.results([at(head.out, a.out[1]), lse], queries, times)
+    }
+
+    /// Counts the copies of a tile, of whose rows some are there.
+    fn copies(
+        &mut self,
+        to: SharedTile,
+        (from, stride): (u64, usize),
+        there: usize,
+        times: u64,
+    ) -> Option<()> {
+        let per_row = self.tile.attention.dim / VECTOR;
+        let key = vec![0, to.rows as u64, stride as u64, there as u64, from % SECTOR];
+        let site = Sites::default().device(VECTOR * HALF as usize);
+        self.blocks.count(key, times, |warp| {
+            for first in (0..THREADS).step_by(LANES) {
+                for lane in 0..LANES {
+                    for i in (first + lane..to.rows * per_row).step_by(THREADS) {
+                        let (row, column) = (i / per_row, i % per_row * VECTOR);
+                        let at = from % SECTOR + (row * stride + column) as u64 * HALF;
+                        warp.pass(site, lane, (row < there).then_some(at));
+                    }
+                }
+                warp.end();
+            }
+        })
+    }
+
+    /// Counts the loads of the bias of a tile of keys.
+    fn bias(&mut self, from: u64, [queries, keys]: [usize; 2], times: u64) -> Option<()> {
+        let tile = self.tile;
+        let stride = tile.attention.bias?[2];
+        let key = vec![1, queries as u64, keys as u64, from % SECTOR];
+        let site = Sites::default().device(HALF as usize);
+        self.blocks.count(key, times, |warp| {
+            for number in 0..WARPS {
+                for lane in 0..LANES {
+                    for score in 0..tile.row_tiles() * tile.key_tile / 2 {
+                        let (i, n, e) = (
+                            score / (tile.key_tile / 2),
+                            score / 4 % (tile.key_tile / 8),
+                            score % 4,
+                        );
+                        let row = tile.row_of(number, lane, [i, e / 2]);
+                        let column = lane % 4 * 2 + n * 8 + e % 2;
+                        if row < queries && column < keys {
+                            let at = (row * stride + column) as u64 * HALF;
+                            warp.access(site, lane, from % SECTOR + at);
+                        }
+                    }
+                }
+                warp.end();
+            }
+        })
+    }
+
+    /// Counts the stores of a tile of queries, of which some are there.
+    fn results(&mut self, [out, lse]: [u64; 2], queries: usize, times: u64) -> Option<()> {
+        let (tile, a) = (self.tile, &self.tile.attention);
+        let [out, lse] = [out, lse].map(|at| at % SECTOR);
+        let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
+        let key = vec![2, queries as u64, out, lse];
+        let mut sites = Sites::default();
+        let (of_out, of_lse) = (sites.device(store.width * HALF as usize), sites.device(4));
+        self.blocks.count(key, times, |warp| {
+            for number in 0..WARPS {
+                for lane in 0..LANES {
+                    for (i, r) in (0..tile.row_tiles()).flat_map(|i| [(i, 0), (i, 1)]) {
+                        let row = tile.row_of(number, lane, [i, r]);
+                        if row >= queries {
+                            continue;
+                        }
+                        for n in (0..a.dim / 8).step_by(store.tiles()) {
+                            let column = n * 8 + store.column_of(lane, 0);
+                            let at = (row * a.out[1] + column) as u64 * HALF;
+                            warp.access(of_out, lane, out + at);
+                        }
+                        if lane % 4 == 0 {
+                            warp.access(of_lse, lane, lse + 4 * row as u64);
+                        }
+                    }
+                }
+                warp.end();
+            }
+        })
+    }
+}
+
+impl FlashTile {
+    /// The row of the tile of queries of a thread's row `r` of 16 rows `i`.
+    fn row_of(&self, warp: usize, lane: usize, [i, r]: [usize; 2]) -> usize {
+        warp * 16 * self.row_tiles() + i * 16 + lane / 4 + r * 8
+    }
+
+    /// The keys that some query of the tile sees, the first rounded down to a multiple of a tile.
+    fn keys(&self, first_query: usize) -> Range<usize> {
+        let Attention { queries, keys, causal, window, query_offset, .. } = self.attention;
+        let last_query = (first_query + self.query_tile - 1).min(queries - 1);
+        // The key behind those that a query sees, but for how many there are.
+        let behind = |query: usize| query as i64 + query_offset + 1;
+        let between = |at: i64, most: usize| at.clamp(0, most as i64) as usize;
+        let end = if causal { between(behind(last_query), keys) } else { keys };
+        let first = behind(first_query) - window as i64;
+        let begin = if window > 0 { between(first, end) } else { 0 };
+        begin / self.key_tile * self.key_tile..end
+    }
+}

@@ -1,0 +1,232 @@
+//! Accesses of products on CUDA cores.
+//!
+//! Copies of tiles depend on the block's rows or columns alone, so each operand is counted once for
+//! all blocks that share it; what a block does with shared memory depends on k alone.
+
+use super::{Accesses, Blocks, LANES, Site, Sites, Warp, nested, relative};
+use crate::border::Border;
+use crate::cuda::loops::Loops;
+use crate::cuda::product::{PITCH, ProductTile, ROWS, THREAD_TILE, THREADS, TILE_K};
+use crate::kernel::Scales;
+
+/// Threads of a row of thread tiles.
+const ACROSS: usize = ROWS / THREAD_TILE;
+
+/// An operand of a block tile.
+struct Operand<'a> {
+    /// Over batch, m or n, and k.
+    loops: [&'a [[usize; 2]]; 3],
+    /// Elements along m or n, and along k.
+    sizes: [usize; 2],
+    bytes: u64,
+    /// Whether threads that follow each other copy elements along k; else along m or n.
+    is_along_k: bool,
+    scales: Option<Scales>,
+    borders: &'a [Border],
+}
+
+impl Operand<'_> {
+    /// The element of a row or column and a point of k, but for where its batch starts; none beyond
+    /// the border of an image.
+    fn at(&self, side: usize, k: usize) -> Option<u64> {
+        let mut at = nested(self.loops[1], side) + nested(self.loops[2], k);
+        for border in self.borders {
+            let [n, k] = [(1, border.n, side), (2, border.k, k)]
+                .map(|(of, at, index)| coordinate(self.loops[of], at, index));
+            at += (border.read(n, k)? * border.step) as u64;
+        }
+        Some(at)
+    }
+
+    /// The byte of the scale of a row or column at a point of k.
+    fn scale(&self, side: usize, k: usize) -> Option<u64> {
+        let Scales { block, of_block, of_run } = self.scales?;
+        Some(4 * (side / block * of_block + k / Scales::RUN * of_run) as u64)
+    }
+
+    /// What the counts of a block depend on.
+    fn key(&self, from: u64, rows: std::ops::Range<usize>) -> Vec<u64> {
+        let mut key = vec![rows.len() as u64];
+        if !self.borders.is_empty() {
+            key.extend([rows.start as u64, from]);
+            return key;
+        }
+        let at = |row: usize| (from + nested(self.loops[1], row)) * self.bytes;
+        relative(&mut key, rows.clone().map(at));
+        relative(&mut key, rows.filter_map(|row| self.scale(row, 0)));
+        key
+    }
+
+    /// Lists the copies of a block from a row or column on.
+    fn list(&self, warp: &mut Warp, from: u64, first: usize) {
+        let mut sites = Sites::default();
+        let (site, scale) = (sites.device(self.bytes as usize), sites.device(4));
+        for start in (0..THREADS as usize).step_by(LANES) {
+            for lane in 0..LANES {
+                for first_k in (0..self.sizes[1]).step_by(TILE_K) {
+                    for i in (start + lane..ROWS * TILE_K).step_by(THREADS as usize) {
+                        let [side, k] = self.local(i);
+                        let (side, k) = (first + side, first_k + k);
+                        if side >= self.sizes[0] || k >= self.sizes[1] {
+                            continue;
+                        }
+                        let Some(at) = self.at(side, k) else { continue };
+                        warp.access(site, lane, (from + at) * self.bytes);
+                        if let Some(at) = self.scale(side, k) {
+                            warp.access(scale, lane, at);
+                        }
+                    }
+                }
+            }
+            warp.end();
+        }
+    }
+
+    /// The row or column and the point of k of an element of the tile, by its number.
+    fn local(&self, i: usize) -> [usize; 2] {
+        if self.is_along_k { [i / TILE_K, i % TILE_K] } else { [i % ROWS, i / ROWS] }
+    }
+
+    /// Counts the copies of all blocks; `readers` of them read the same tile of the operand.
+    fn count(&self, readers: u64, batches: usize) -> Option<Accesses> {
+        let mut blocks = Blocks::new();
+        for batch in 0..batches {
+            let from = nested(self.loops[0], batch);
+            for first in (0..self.sizes[0]).step_by(ROWS) {
+                let rows = first..(first + ROWS).min(self.sizes[0]);
+                blocks.count(self.key(from, rows), readers, |warp| self.list(warp, from, first))?;
+            }
+        }
+        Some(blocks.count)
+    }
+
+    /// Turns of the stores of a step, and of the loads of a thread's elements of each point of k,
+    /// given the first that it has of the tile.
+    fn turns(&self, compute: usize, thread: fn(usize) -> usize) -> [[u64; 2]; 2] {
+        let mut sites = Sites::default();
+        let [store, load] = [0; 2].map(|_| sites.shared(compute));
+        let count = |list: &dyn Fn(&mut Warp, usize, usize)| {
+            let mut warp = Warp::default();
+            for first in (0..THREADS as usize).step_by(LANES) {
+                (0..LANES).for_each(|lane| list(&mut warp, lane, first + lane));
+                warp.end();
+            }
+            warp.count.turns
+        };
+        let stores = count(&|warp, lane, number| {
+            for i in (number..ROWS * TILE_K).step_by(THREADS as usize) {
+                let [side, k] = self.local(i);
+                warp.access(store, lane, ((k * PITCH + side) * compute) as u64);
+            }
+        });
+        let loads = count(&|warp, lane, number| {
+            for i in 0..THREAD_TILE {
+                warp.access(load, lane, ((thread(number) + i) * compute) as u64);
+            }
+        });
+        [stores, loads]
+    }
+}
+
+/// The coordinate of a linear index in one of nested loops.
+fn coordinate(loops: &[[usize; 2]], at: usize, index: usize) -> usize {
+    let inside: usize = loops[at + 1..].iter().map(|[size, _]| size).product();
+    index / inside.max(1) % loops[at][0].max(1)
+}
+
+/// Accesses of a product on CUDA cores; none of one whose tiles depend on how tokens are routed.
+pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
+    if tile.grouped.is_some() {
+        return None;
+    }
+    let p = &tile.product;
+    let (loops, [batches, m, n, k], [_, tiles_m, tiles_n]) =
+        (Loops::of(p), p.sizes(), tile.tiles());
+    let scales = p.scales.filter(|_| tile.scales.is_some());
+    let a = Operand {
+        loops: [&loops.batch[0], &loops.m[0], &loops.k[0]],
+        sizes: [m, k],
+        bytes: p.stored.a.size(),
+        is_along_k: true,
+        scales: scales.map(|of| of[0]),
+        borders: &[],
+    };
+    let b = Operand {
+        loops: [&loops.batch[1], &loops.n[0], &loops.k[1]],
+        sizes: [n, k],
+        bytes: p.stored.b.size(),
+        is_along_k: false,
+        scales: scales.map(|of| of[1]),
+        borders: &p.borders,
+    };
+    let compute = p.dtype.size() as usize;
+    let mut all = Accesses::default();
+    all = all.plus(1, a.count(tiles_n as u64, batches)?);
+    all = all.plus(1, b.count(tiles_m as u64, batches)?);
+    let blocks = (batches * tiles_m * tiles_n) as u64;
+    let of_a = a.turns(compute, |thread| thread / ACROSS * THREAD_TILE);
+    let of_b = b.turns(compute, |thread| thread % ACROSS * THREAD_TILE);
+    for [stores, loads] in [of_a, of_b] {
+        // A point of k is behind the one before by a whole number of words.
+        for (times, turns) in [(k.div_ceil(TILE_K), stores), (k, loads)] {
+            all = all.plus(blocks * times as u64, Accesses { sectors: [0; 2], turns });
+        }
+    }
+    Some(all.plus(1, results(tile, &loops)?))
+}
+
+/// Accesses of the results of all blocks, and of old values.
+fn results(tile: &ProductTile, loops: &Loops) -> Option<Accesses> {
+    let (p, [batches, m, n, _]) = (&tile.product, tile.product.sizes());
+    let (bytes, mut sites) = (p.stored.c.size(), Sites::default());
+    let [old, bias, addend, result] = [0; 4].map(|_| sites.device(bytes as usize));
+    let old = p.accumulate.then_some(old);
+    let bias = tile.bias.map(|_| bias);
+    let behind: Vec<Site> = tile.addend.map(|_| addend).into_iter().chain([result]).collect();
+    let mut blocks = Blocks::new();
+    for batch in 0..batches {
+        let from = nested(&loops.batch[2], batch);
+        let at =
+            |m: usize, n: usize| (from + nested(&loops.m[1], m) + nested(&loops.n[1], n)) * bytes;
+        for first_m in (0..m).step_by(ROWS) {
+            for first_n in (0..n).step_by(ROWS) {
+                let rows = first_m..(first_m + ROWS).min(m);
+                let columns = first_n..(first_n + ROWS).min(n);
+                let mut key = vec![rows.len() as u64, columns.len() as u64];
+                relative(&mut key, rows.map(|m| at(m, first_n)));
+                relative(&mut key, columns.map(|n| at(first_m, n)));
+                blocks.count(key, 1, |warp| {
+                    each(warp, [first_m, first_n], [m, n], |warp, lane, [m, n]| {
+                        old.iter().for_each(|site| warp.access(*site, lane, at(m, n)));
+                        bias.iter().for_each(|site| warp.access(*site, lane, n as u64 * bytes));
+                        behind.iter().for_each(|site| warp.access(*site, lane, at(m, n)));
+                    });
+                })?;
+            }
+        }
+    }
+    Some(blocks.count)
+}
+
+/// Visits the elements of each thread of a block, warp by warp.
+fn each(
+    warp: &mut Warp,
+    [first_m, first_n]: [usize; 2],
+    [m_size, n_size]: [usize; 2],
+    visit: impl Fn(&mut Warp, usize, [usize; 2]),
+) {
+    for thread in 0..THREADS as usize {
+        for i in 0..THREAD_TILE {
+            for j in 0..THREAD_TILE {
+                let m = first_m + thread / ACROSS * THREAD_TILE + i;
+                let n = first_n + thread % ACROSS * THREAD_TILE + j;
+                if m < m_size && n < n_size {
+                    visit(warp, thread % LANES, [m, n]);
+                }
+            }
+        }
+        if thread % LANES == LANES - 1 {
+            warp.end();
+        }
+    }
+}
