@@ -7,7 +7,9 @@
 //! `benches/README.md`:
 //! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines mutation -- --nocapture`.
 
-use gantline_kernels::cuda::{Arch, Functions, StagedOperand, TensorMap, Tile, functions_for};
+use gantline_kernels::cuda::{
+    Arch, Functions, RoutingStep, StagedOperand, TensorMap, Tile, functions_for,
+};
 use gantline_kernels::{
     Access, Attention, Experts, Family, Instr, Kernel, LoopABC, Output, Product, RowInput, Rows,
     Scales, Tiling,
@@ -17,7 +19,8 @@ use ir::op::Operands;
 
 use crate::flash_warpgroup::windowed;
 use crate::shim::{Library, compiler};
-use crate::{Case, Random, cuda, runs_all, same_bits, tensor};
+use crate::transpose::transposition;
+use crate::{Buffer, Case, Random, cuda, runs_all, same_bits, tensor};
 
 /// Orders of threads that each mutation is tried in.
 const SEEDS: u64 = 8;
@@ -253,6 +256,7 @@ fn maps(tile: &mut Tile) -> Vec<&mut TensorMap> {
                 StagedOperand::Mapped(operand) => Some(&mut operand.map),
                 StagedOperand::Copied(..) => None,
             });
+            let operands = operands.chain(tile.other.as_mut());
             operands.chain(tile.result.iter_mut().map(|result| &mut result.map)).collect()
         }
         Tile::FlashWarpgroup(tile) => tile.maps.iter_mut().collect(),
@@ -275,18 +279,27 @@ struct Subject {
     functions: Functions,
     /// Mutations that change no result: words of what is said of them, and why.
     equivalent: Equivalent,
+    /// Which of its functions are changed.
+    is_changed: fn(&Tile) -> bool,
 }
 
 impl Subject {
     fn new(family: &'static str, arch: Arch, kernel: Kernel, equivalent: Equivalent) -> Subject {
         let functions = functions_for(&kernel, arch);
-        Subject { family, case: Case::new(&mut Random::new(5), kernel), functions, equivalent }
+        let case = Case::new(&mut Random::new(5), kernel);
+        Subject { family, case, functions, equivalent, is_changed: |_| true }
+    }
+
+    /// The same, of which some functions alone are changed.
+    fn only(self, is_changed: fn(&Tile) -> bool) -> Subject {
+        Subject { is_changed, ..self }
     }
 
     /// Everything that can be planted, and what is said of it.
     fn planted(&self) -> Vec<(Planted, String)> {
         let mut all = Vec::new();
-        for (number, function) in self.functions.functions.iter().enumerate() {
+        let functions = self.functions.functions.iter().enumerate();
+        for (number, function) in functions.filter(|(_, of)| (self.is_changed)(&of.tile)) {
             for (at, mutation) in mutations(&function.text("f")).into_iter().enumerate() {
                 let planted = Planted::Text { function: number, mutation: at };
                 all.push((planted, format!("function {number}: {}", mutation.what)));
@@ -315,8 +328,40 @@ impl Subject {
         functions
     }
 
-    /// For each of these whether it is found, within all seeds.
+    /// Which checks find what is planted, one after the other: whether accesses have hooks. What
+    /// warpgroups do with shared memory is checked without, sums that blocks share with them alone,
+    /// which takes long.
+    fn checks(&self) -> &'static [bool] {
+        let any =
+            |is_it: fn(&Tile) -> bool| self.functions.functions.iter().any(|f| is_it(&f.tile));
+        if any(|tile| matches!(tile, Tile::FlashWarpgroupBackward(_))) {
+            &[false, true]
+        } else if any(|tile| matches!(tile, Tile::Warpgroup(_) | Tile::FlashWarpgroup(_))) {
+            &[false]
+        } else {
+            &[true]
+        }
+    }
+
+    /// For each of these whether it is found, by some check.
     fn are_found(&self, name: &str, planted: &[Planted]) -> Vec<bool> {
+        let mut found = vec![false; planted.len()];
+        for with_hooks in self.checks() {
+            let left: Vec<usize> = (0..planted.len()).filter(|at| !found[*at]).collect();
+            for (chunk, some) in left.chunks(AT_ONCE).enumerate() {
+                let hooks = if *with_hooks { "hooks-" } else { "" };
+                let name = format!("{name}-{hooks}{chunk}");
+                let of: Vec<Planted> = some.iter().map(|at| planted[*at].clone()).collect();
+                for (at, is_found) in some.iter().zip(self.find(&name, &of, *with_hooks)) {
+                    found[*at] = is_found;
+                }
+            }
+        }
+        found
+    }
+
+    /// For each of these whether it is found, within all seeds.
+    fn find(&self, name: &str, planted: &[Planted], with_hooks: bool) -> Vec<bool> {
         let change = |at: usize, text: String| match at.checked_sub(1).map(|at| &planted[at]) {
             Some(Planted::Text { function, mutation })
                 if text.contains(&format!(" k{at}_{function}(")) =>
@@ -329,12 +374,9 @@ impl Subject {
         let kernel = || self.case.kernel.clone();
         let mut all = vec![(kernel(), self.functions.clone())];
         all.extend(planted.iter().map(|planted| (kernel(), self.with_map(planted))));
-        let by_warpgroups =
-            |tile: &Tile| matches!(tile, Tile::Warpgroup(_) | Tile::FlashWarpgroup(_));
-        // What warpgroups do with shared memory is checked without hooks.
-        let library = match self.functions.functions.iter().any(|f| by_warpgroups(&f.tile)) {
-            true => Library::changed(name, all, &change),
-            false => Library::checked(name, all, &change),
+        let library = match with_hooks {
+            false => Library::changed(name, all, &change),
+            true => Library::checked(name, all, &change),
         };
         let library = library.expect("there is a compiler");
         let run = |at: usize, seed: u64| {
@@ -426,6 +468,9 @@ const OF_COLUMNS: Equivalent = &[("function 0: `sync_block()` number 1,", "the b
 /// stages before it fills the first.
 const OF_PAIRS: &str = "of two stages both are waited for before the first is filled";
 const OF_LEADING: &str = "of a K-major matrix, or of 64 rows, the leading offset is not read";
+const OF_TURNS: &str = "stages are released in turn, and filled in order";
+/// The wait is there for the compiler, which may then use these registers for others.
+const OF_WEIGHTS: &str = "dV is waited for again with dK, and P stays in its registers until then";
 const OF_STAGES: Equivalent =
     &[("`16` is `16 * 2`", OF_LEADING), ("mbarrier_wait(empty .. `empty + stage` is", OF_PAIRS)];
 const OF_ONE_TILE: Equivalent = &[
@@ -442,12 +487,30 @@ const OF_KEYS: Equivalent = &[
     ("mbarrier_wait(k_empty .. `k_empty + stage` is", OF_PAIRS),
     ("mbarrier_wait(v_empty .. `v_empty + stage` is", OF_PAIRS),
     ("`v_empty + (step - 1) % 2` is", "of two stages both are released before the first is filled"),
-    ("`k_empty + step % 2` is", "stages are released in turn, and filled in order"),
+    ("`k_empty + step % 2` is", OF_TURNS),
 ];
 
+/// The last one is none of these: a warpgroup overwrites dS where the other one sleeps between its
+/// product and the wait for it, which orders of threads that are tried here do not have.
+const OF_GRADIENT: Equivalent = &[
+    ("`16` is `16 * 2`", OF_LEADING),
+    ("`16384` is `16384 * 2`", OF_LEADING),
+    ("mbarrier_wait(stage_empty .. `stage_empty + stage` is", OF_PAIRS),
+    ("mbarrier_arrive(stage_empty .. `stage_empty + stage` is", OF_TURNS),
+    ("`sync_warp()` number 2,", "all lanes exchange what they have read before one releases it"),
+    ("`warpgroup_wait<1>(v_acc)` number 0,", OF_WEIGHTS),
+    ("`warpgroup_commit()` number 2,", OF_WEIGHTS),
+    ("map stride 3", "there is one sample"),
+    ("k_map stride 2", "there is one head of keys"),
+    ("v_map stride 2", "there is one head of keys"),
+    ("`mbarrier_wait(slopes_empty, (step + 1) % 2)` is ``", "not found"),
+];
+
+/// Tokens, experts, and the sizes of tokens and of what is inside of experts.
+const FEW: [usize; 4] = [90, 3, 136, 72];
+
 /// Experts that random gates, of which none is 0, route all tokens to.
-fn experts(dtype: DType) -> Experts {
-    let [tokens, experts, model, inner] = [90, 3, 136, 72];
+fn experts([tokens, experts, model, inner]: [usize; 4], dtype: DType) -> Experts {
     let (top_k, of, accumulate) = (experts, experts, [false; 3]);
     Experts { tokens, experts, model, inner, top_k, of, accumulate, dtype }
 }
@@ -463,8 +526,18 @@ fn subjects() -> Vec<Subject> {
     ];
     all.extend(products());
     all.extend([
-        of("experts on CUDA cores", older, Kernel::Experts(experts(DType::F32)), &[]),
-        of("experts by mma.sync", older, Kernel::Experts(experts(DType::BF16)), &[]),
+        of("experts on CUDA cores", older, Kernel::Experts(experts(FEW, DType::F32)), &[]),
+        of("experts by mma.sync", older, Kernel::Experts(experts(FEW, DType::BF16)), &[]),
+        of(
+            "their gradient on CUDA cores",
+            older,
+            Kernel::ExpertsBwd(experts(FEW, DType::F32)),
+            &[],
+        )
+        .only(is_behind_tables),
+        of("their gradient by mma.sync", older, Kernel::ExpertsBwd(experts(FEW, DType::BF16)), &[])
+            .only(is_behind_tables),
+        of("transposition", older, transposed(), &[]),
         of("attention on CUDA cores", older, Kernel::Attention(tensor::attention()), &[]),
         of("its gradient", older, Kernel::AttentionBwd(tensor::attention()), &[]),
         of(
@@ -486,7 +559,67 @@ fn subjects() -> Vec<Subject> {
             OF_KEYS,
         ),
     ]);
+    all.extend(by_warpgroups());
     all
+}
+
+/// Kernels of which some functions run on warpgroups.
+fn by_warpgroups() -> Vec<Subject> {
+    let of = |family, kernel, equivalent| Subject::new(family, Arch::Sm90a, kernel, equivalent);
+    // Two heads of queries on one of keys, whose last query sees the last key.
+    let gradient = |sizes: [usize; 4]| {
+        let a = attention(sizes, |a| {
+            grouped(a);
+            a.query_offset = (a.keys - a.queries) as i64;
+        });
+        Kernel::AttentionBwd(a)
+    };
+    let is_gradient = |tile: &Tile| matches!(tile, Tile::FlashWarpgroupBackward(_));
+    let of_experts = |family, kernel| {
+        let mut subject = of(family, kernel, OF_STAGES);
+        subject.case.inputs[1] = one_and_the_others();
+        subject
+    };
+    let e = Experts { top_k: 1, ..experts(MORE, DType::BF16) };
+    vec![
+        of("gradient of attention by wgmma", gradient([150, 290, 2, 80]), OF_GRADIENT)
+            .only(is_gradient),
+        of("the same, heads of 64", gradient([200, 390, 2, 64]), OF_GRADIENT).only(is_gradient),
+        of_experts("experts by wgmma", Kernel::Experts(e.clone())).only(is_product),
+        of_experts("their gradient by wgmma", Kernel::ExpertsBwd(e.clone())).only(is_product),
+    ]
+}
+
+/// Tokens, experts, and the sizes of tokens and of what is inside of experts: there are no more
+/// tiles of rows than [`one_and_the_others`] needs, and the last one is full.
+const MORE: [usize; 4] = [257, 2, 136, 168];
+
+/// A transposition of BF16 by tiles in shared memory.
+fn transposed() -> Kernel {
+    Kernel::Copy(transposition(&mut Random::new(4), DType::BF16, [70, 45]))
+}
+
+/// Gates of the first token to the first expert, and of all others to the second.
+fn one_and_the_others() -> Buffer {
+    let mut random = Random::new(6);
+    let gate = |token: usize| {
+        let gate = 0.5 + random.number().abs();
+        if token == 0 { [gate, 0.0] } else { [0.0, gate] }
+    };
+    let gates: Vec<[f64; 2]> = (0..MORE[0]).map(gate).collect();
+    Buffer::new(DType::BF16, gates.as_flattened())
+}
+
+/// Whether a function reads where the rows of experts are, and does not say so: what says so is
+/// changed in the forward pass, since a gradient has bounds of k from there, and reads anything.
+fn is_behind_tables(tile: &Tile) -> bool {
+    let Tile::Routing(tile) = tile else { return true };
+    !matches!(tile.step, RoutingStep::Count | RoutingStep::Place | RoutingStep::Fill)
+}
+
+/// Whether a function multiplies rows of experts on warpgroups.
+fn is_product(tile: &Tile) -> bool {
+    matches!(tile, Tile::Warpgroup(_))
 }
 
 /// A product of each family.
@@ -573,19 +706,17 @@ fn tried(subjects: &[Subject], is_wanted: impl Fn(usize, usize) -> bool) -> (Str
             .map(|(_, of)| of)
             .collect();
         let mut counts = [0; 3];
-        for (chunk, some) in all.chunks(AT_ONCE).enumerate() {
-            let planted: Vec<Planted> = some.iter().map(|(planted, _)| planted.clone()).collect();
-            let found = subject.are_found(&format!("mutations-{number}-{chunk}"), &planted);
-            for ((_, what), is_found) in some.iter().zip(found) {
-                let at = match (is_found, subject.reason(what)) {
-                    (true, _) => 0,
-                    (false, Some(_)) => 1,
-                    (false, None) => 2,
-                };
-                counts[at] += 1;
-                if at == 2 {
-                    missed.push(format!("{}: {what}", subject.family));
-                }
+        let planted: Vec<Planted> = all.iter().map(|(planted, _)| planted.clone()).collect();
+        let found = subject.are_found(&format!("mutations-{number}"), &planted);
+        for ((_, what), is_found) in all.iter().zip(found) {
+            let at = match (is_found, subject.reason(what)) {
+                (true, _) => 0,
+                (false, Some(_)) => 1,
+                (false, None) => 2,
+            };
+            counts[at] += 1;
+            if at == 2 {
+                missed.push(format!("{}: {what}", subject.family));
             }
         }
         let [found, equivalent, lost] = counts;
