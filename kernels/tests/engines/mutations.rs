@@ -490,8 +490,6 @@ const OF_KEYS: Equivalent = &[
     ("`k_empty + step % 2` is", OF_TURNS),
 ];
 
-/// The last one is none of these: a warpgroup overwrites dS where the other one sleeps between its
-/// product and the wait for it, which orders of threads that are tried here do not have.
 const OF_GRADIENT: Equivalent = &[
     ("`16` is `16 * 2`", OF_LEADING),
     ("`16384` is `16384 * 2`", OF_LEADING),
@@ -503,7 +501,6 @@ const OF_GRADIENT: Equivalent = &[
     ("map stride 3", "there is one sample"),
     ("k_map stride 2", "there is one head of keys"),
     ("v_map stride 2", "there is one head of keys"),
-    ("`mbarrier_wait(slopes_empty, (step + 1) % 2)` is ``", "not found"),
 ];
 
 /// Tokens, experts, and the sizes of tokens and of what is inside of experts.
