@@ -15,8 +15,8 @@ enum Step<'r> {
     Columns(Vec<Column<'r>>),
     /// Row scalars that all lanes load, or that the first one loads and stores.
     Row(Vec<Stream<'r>>, Who),
-    /// A reduction over the block: what warps have is stored, and loaded by all if it is used.
-    Reduce([Site; 3], bool),
+    /// A reduction over the block: what warps have is stored, and loaded by all.
+    Reduce([Site; 3]),
 }
 
 /// Which lanes of a row access its scalars.
@@ -38,7 +38,6 @@ struct Body<'r> {
     tile: &'r RowReduction,
     sites: Sites,
     live: BTreeSet<usize>,
-    used: BTreeSet<usize>,
     width: usize,
     /// Before all rows.
     keys: Keys,
@@ -53,7 +52,7 @@ struct Body<'r> {
 impl<'r> Body<'r> {
     fn of(tile: &'r RowReduction) -> Body<'r> {
         let rows = &tile.rows;
-        let (mut sites, live, used) = (Sites::default(), live(rows), used(rows));
+        let (mut sites, live) = (Sites::default(), live(rows));
         let keys = Keys::of(rows, &live, &mut sites);
         let width = tile.vector.as_ref().map_or(1, |vector| vector.width);
         let bytes = rows.dtype.size() as usize;
@@ -62,7 +61,7 @@ impl<'r> Body<'r> {
         let first_sums = in_workspace.map(|_| sites.device(bytes)).collect();
         let last_sums = LastSums::of(tile, &mut sites);
         let steps = Vec::new();
-        let mut body = Body { tile, sites, live, used, width, keys, first_sums, steps, last_sums };
+        let mut body = Body { tile, sites, live, width, keys, first_sums, steps, last_sums };
         body.row();
         body
     }
@@ -72,11 +71,11 @@ impl<'r> Body<'r> {
         self.steps.iter().flat_map(|step| {
             let columns = match step {
                 Step::Columns(all) => &all[..],
-                Step::Row(..) | Step::Reduce(..) => &[],
+                Step::Row(..) | Step::Reduce(_) => &[],
             };
             let scalars = match step {
                 Step::Row(all, _) => &all[..],
-                Step::Columns(_) | Step::Reduce(..) => &[],
+                Step::Columns(_) | Step::Reduce(_) => &[],
             };
             let streams = columns.iter().filter_map(|column| match column {
                 Column::Stream(stream) => Some(stream),
@@ -102,7 +101,7 @@ impl<'r> Body<'r> {
             let vectors: Vec<_> = all.filter(|(_, _, x)| program.vectors[*x]).collect();
             if !vectors.is_empty() {
                 self.pass(&program, vectors.iter().map(|(_, _, x)| *x), &mut known, Vec::new());
-                vectors.iter().for_each(|(value, ..)| self.reduce(*value));
+                vectors.iter().for_each(|_| self.reduce());
             }
             let scalars = &program.row_scalars(level) & &self.live;
             let inputs = loaded(rows, &scalars);
@@ -146,11 +145,11 @@ impl<'r> Body<'r> {
     }
 
     /// A reduction over the threads of a row.
-    fn reduce(&mut self, value: usize) {
-        if self.tile.group == THREADS && self.tile.rows.cols > 1 {
+    fn reduce(&mut self) {
+        if self.tile.reduces_over_blocks() {
             let bytes = self.tile.rows.dtype.size() as usize;
             let sites = [0; 3].map(|_| self.sites.shared(bytes));
-            self.steps.push(Step::Reduce(sites, self.used.contains(&value)));
+            self.steps.push(Step::Reduce(sites));
         }
     }
 
@@ -207,6 +206,11 @@ impl RowReduction {
         Place { block: block / self.segments(), columns }
     }
 
+    /// Whether warps exchange what they have reduced of a row.
+    fn reduces_over_blocks(&self) -> bool {
+        self.group == THREADS && self.rows.cols > 1
+    }
+
     /// The rows that a warp takes, or its block.
     fn rows_of(&self, block: usize, warp: usize) -> std::ops::Range<usize> {
         let groups = (THREADS / self.group) as usize;
@@ -224,7 +228,9 @@ impl RowReduction {
 
 /// Accesses of one warp or block per row.
 pub(super) fn row_reduction(tile: &RowReduction, grid: u64) -> Option<Accesses> {
-    if is_open(&tile.rows) {
+    // Of a reduction over blocks that nothing uses a compiler may leave out the loads alone.
+    let rows = &tile.rows;
+    if is_open(rows) || tile.reduces_over_blocks() && !live(rows).is_subset(&used(rows)) {
         return None;
     }
     let mut blocks = Blocks::new();
@@ -307,22 +313,15 @@ impl Body<'_> {
                     streams.iter().for_each(|stream| stream.pass(warp, lane, row, [0, 1]));
                 }
             }
-            Step::Reduce(sites, is_used) => reduce(warp, (*sites, *is_used), (at, lane)),
+            Step::Reduce(sites) => reduce(warp, *sites, (at, lane)),
         }
     }
 }
 
 /// A reduction over the warps of a block: each stores what it has, and all load that of all.
-fn reduce(
-    warp: &mut Warp,
-    ([store, first, others], is_used): ([Site; 3], bool),
-    (at, lane): (usize, usize),
-) {
+fn reduce(warp: &mut Warp, [store, first, others]: [Site; 3], (at, lane): (usize, usize)) {
     if lane == 0 {
         warp.access(store, lane, at as u64 * store.bytes);
-    }
-    if !is_used {
-        return;
     }
     warp.access(first, lane, 0);
     for other in 1..u64::from(THREADS) / LANES as u64 {
@@ -390,7 +389,7 @@ impl LastSums {
             }
         }
         for (shared, to) in &self.totals {
-            reduce(warp, (*shared, true), (at, lane));
+            reduce(warp, *shared, (at, lane));
             if at == 0 && lane == 0 {
                 warp.access(*to, lane, number as u64 * to.bytes);
             }
