@@ -22,6 +22,8 @@ use crate::{Case, Random, elements, moves, recorded, runs_all, tensor, transpose
 const LAUNCHES: usize = 2;
 /// The same of all.
 const ALL: usize = 40;
+/// Draws for each launch that is small. With `SEED` all are the same, and may be large.
+const TRIES: usize = 100;
 /// Rows and columns of random programs.
 const SHAPES: [(usize, usize); 7] =
     [(7, 7), (40, 60), (3, 768), (33, 16), (2, 1100), (64, 33), (300, 1)];
@@ -62,7 +64,7 @@ fn on_cores(count: usize) -> Vec<Case> {
         let is_tiny = product.sizes().iter().product::<usize>() < 20_000;
         is_tiny.then(|| Case::new(&mut random, Kernel::Product(product)))
     };
-    let mut all: Vec<Case> = (0..).filter_map(random).take(2 * count).collect();
+    let mut all: Vec<Case> = (0..TRIES * count).filter_map(random).take(2 * count).collect();
     let added = tensor::cases(64).into_iter().filter(|(_, p, _)| is_small(p));
     all.extend(added.map(|(case, ..)| case).take(count));
     let codes = elements::cases(64).into_iter().filter(|of| of.product.stored.a.size() == 1);
@@ -137,7 +139,7 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         add(Case::new(&mut Random::new(at as u64), Kernel::Copy(copy)), Arch::Sm80);
     }
     (0..20 * count).for_each(|number| add(random_lines(number), Arch::Sm80));
-    let attention = (0..).filter_map(random_attention).take(count);
+    let attention = (0..TRIES * count).filter_map(random_attention).take(count);
     attention.for_each(|case| add(case, Arch::Sm80));
     all.extend(on_cores(count).into_iter().map(|case| {
         let functions = functions(&case.kernel);
