@@ -16,7 +16,15 @@ use crate::model::{Wanted, plan, prepared_as};
 const SEQ: usize = 10;
 
 fn offloading(mesh: Mesh, stage: u8, microbatch_count: usize) -> (Plan, Compiled) {
-    let precision = Precision::training(DType::BF16);
+    offloading_as(Precision::training(DType::BF16), mesh, stage, microbatch_count)
+}
+
+fn offloading_as(
+    precision: Precision,
+    mesh: Mesh,
+    stage: u8,
+    microbatch_count: usize,
+) -> (Plan, Compiled) {
     let (_, module) = prepared_as(&gpt2(), SEQ, &precision);
     let (microbatch_size, keep, sequence) = (1, Keep::Full, false);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
@@ -207,4 +215,36 @@ fn programs_that_offload_pass_and_mistakes_in_them_are_found() {
         }
     }
     assert!(own.iter().all(|places| *places > 0), "{own:?}");
+}
+
+/// States of the same elements and type are not the weights that a call reads.
+#[test]
+fn states_that_are_fetched_as_weights_are_found() {
+    let precision = Precision::uniform(DType::F32);
+    let (plan, sound) = offloading_as(precision, Mesh::ONE, 0, 2);
+    let found = check(&sound.programs, &sound.kernels, &plan);
+    assert!(found.is_empty(), "{}", text(&found));
+    let program = &sound.programs[0];
+    // What a call fetches, and a view of as many numbers that is no parameter.
+    let fetched = |step: &Step| {
+        let (from, to) = ends(step)?;
+        let name = |id: BufferId| program.buffers[id.0 as usize].name.as_str();
+        (name(from) == "params" && name(to) == "gathered").then_some((from, to))
+    };
+    let fetches = program.steps.iter().enumerate();
+    let mut fetches = fetches.filter_map(|(at, step)| Some((at, fetched(step)?)));
+    let (at, (from, to)) = fetches.next_back().expect("calls fetch weights");
+    // States lie in the same order in a block of their own, here on a disk.
+    let mut broken = sound.clone();
+    let own = &mut broken.programs[0];
+    let state = own.buffers.iter().find(|b| matches!(b.contents, Contents::State { .. }));
+    let param = own.buffers.iter().find(|b| matches!(b.contents, Contents::Param(_)));
+    let apart = state.expect("a state").offset - param.expect("a parameter").offset;
+    let mut view = own.buffers[from.0 as usize].clone();
+    view.offset += apart;
+    own.buffers.push(view);
+    let from = BufferId(own.buffers.len() as u32 - 1);
+    own.steps[at] = Step::Move { from, to };
+    let found = check(&broken.programs, &broken.kernels, &plan);
+    assert!(found.iter().any(|one| one.code == "E2115"), "{}", text(&found));
 }
