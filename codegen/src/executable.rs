@@ -102,7 +102,7 @@ pub fn check_executable(plan: &Plan) -> Result<(), Diagnostic> {
         return Ok(());
     }
     let headline = format!("no program of this release has {}", lacking.join(", "));
-    let help = "plan for `--cluster cpu-local`, which finds what can be executed, or change that in \
-                the plan";
+    let help =
+        "change that in the plan, or plan for `--cluster cpu-local`: it finds what is executed";
     Err(Diagnostic::error(CODE_NOT_EXECUTABLE, Span::of(plan.model.clone()), headline).help(help))
 }
