@@ -264,7 +264,7 @@ impl Terms<'_> {
         let sent = stage.sent * (in_flight + waiting);
         let is_moved = c.offload.activations != Place::Device;
         // The loss is followed by its backward pass.
-        let [here, of_layers] = match is_moved && self.profile.whole == Whole::Calls {
+        let [here, of_running] = match is_moved && self.profile.whole == Whole::Calls {
             true => [(stage.moved + stage.end_saved).min(stage.saved), stage.moved_working],
             false => [stage.saved, stage.working],
         };
@@ -277,7 +277,7 @@ impl Terms<'_> {
         // Each is at its peak when the other is not there.
         let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
         let [of_layer, of_end] = self.passing_bytes(c, stage);
-        let working = (of_layers + of_layer).max(stage.end_working + of_end).max(pieces);
+        let working = (of_running + of_layer).max(stage.end_working + of_end).max(pieces);
         // Of what the allocator holds for these, a share is of no use.
         let fragmentation = self.profile.stated.fragmentation;
         let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
