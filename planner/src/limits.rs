@@ -157,6 +157,8 @@ impl fmt::Display for Decision {
 pub const RECOMPUTE_NONE: usize = 0;
 /// As [`RECOMPUTE_NONE`].
 pub const RECOMPUTE_ATTENTION: usize = 1;
+/// As [`RECOMPUTE_NONE`]: of some layers.
+pub const RECOMPUTE_LAYERS: usize = 2;
 /// As [`RECOMPUTE_NONE`].
 pub const RECOMPUTE_FULL: usize = 3;
 

@@ -314,7 +314,7 @@ pub struct PlanRow {
     pub peak_mem_bytes: f64,
     /// Bytes that all ranks of CPUs place on a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub offloaded_bytes: Option<u64>,
+    pub disk_bytes: Option<u64>,
     /// Joules of a step on all devices, where watts are known.
     pub energy_j: Option<f64>,
     /// Whether it fits.

@@ -703,7 +703,7 @@ pub fn plan_row(subject: &Subject, chosen: &Chosen) -> PlanRow {
         tokens_per_s_per_device: tokens_per_s / ranks(&chosen.estimate),
         mfu: Some(subject.mfu(&chosen.estimate)),
         peak_mem_bytes: chosen.estimate.memory.total_bytes(),
-        offloaded_bytes: None,
+        disk_bytes: None,
         energy_j: subject.joules(&chosen.estimate),
         fits: chosen.fits,
     }

@@ -289,7 +289,7 @@ fn plan_row(
         tokens_per_s_per_device: tokens_per_s / question.ranks as f64,
         mfu: mfu(model, question, step_s),
         peak_mem_bytes: peak.unwrap_or(0) as f64,
-        offloaded_bytes: Some(offloaded(scored)).filter(|bytes| *bytes > 0),
+        disk_bytes: Some(offloaded(scored)).filter(|bytes| *bytes > 0),
         energy_j: None,
         fits: scored.fits(),
     }

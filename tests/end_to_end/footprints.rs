@@ -271,6 +271,16 @@ fn answers_have_the_memory_of_their_programs() {
     let page = scratch.answer(&format!("{line} --arch sm_90a -o y.gtl"));
     assert!(page.contains("of hosts"), "{page}");
     scratch.answer("inspect y.gtl");
+    let told = scratch.json(&format!("plan {asked} {away} --json"));
+    let host = told["memory"]["host_bytes"].as_u64().expect("bytes");
+    let told = scratch.answer(&format!("plan {asked} {away}"));
+    assert!(host > 0 && told.contains(&format!("on the host {}", kernels::Bytes(host))), "{told}");
+    let away = "--fix offload-parameters=disk --ranks 2 --gbs 4 --seq 32 --calibration none";
+    let told = scratch.json(&format!("plan gpt2-mini {away} --json"));
+    // All 3,290,624 weights of f32 at least lie there once.
+    assert!(told["disk_bytes"].as_u64().expect("bytes") >= 4 * 3_290_624, "{told:#}");
+    let told = scratch.answer(&format!("plan gpt2-mini {away}"));
+    assert!(told.contains("on the disk of its run"), "{told}");
     let fit = scratch.json(&format!("fit {asked} --json"));
     assert_eq!(fit["memory"]["from"], "compiled", "{fit:#}");
     // What no program carries out keeps the expectation, and says why.

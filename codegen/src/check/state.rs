@@ -224,11 +224,7 @@ impl<'a> Rank<'a> {
         inputs: &[Place],
         outputs: &[Place],
     ) {
-        let is_kept = |place: &Place| {
-            let original = self.original(place);
-            self.outlasts_step(original.as_ref().unwrap_or(place))
-        };
-        for output in outputs.iter().filter(|place| is_kept(place)) {
+        for output in outputs.iter().filter(|place| self.is_kept(place)) {
             let changed = self.weights(output);
             let mut paired = inputs.iter().map(|place| self.weights(place));
             if paired.any(|weights| !weights.is_empty() && weights != changed) {

@@ -10,7 +10,7 @@ use super::branch_and_bound::Path;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::divisors::divisors;
 use crate::estimate::legal;
-use crate::limits::{Decision, Limits};
+use crate::limits::{Decision, Limits, RECOMPUTE_LAYERS};
 use crate::tools::{Reads, Sizes};
 use ir::Axis;
 
@@ -295,6 +295,11 @@ pub fn is_full(recompute: u32) -> bool {
     recompute == FULL
 }
 
+/// Whether counts of layers are what is recomputed in any case.
+pub(super) fn asks_for_counts(domain: &SearchDomain) -> bool {
+    domain.limits.fixed(Decision::Recompute) == Some(RECOMPUTE_LAYERS)
+}
+
 /// Nothing, attention, counts of layers below those of an even stage, all of them, and counts that
 /// a deeper stage has more of.
 fn recomputes(domain: &SearchDomain, c: &Configuration, options: &mut Vec<u32>) {
@@ -305,8 +310,7 @@ fn recomputes(domain: &SearchDomain, c: &Configuration, options: &mut Vec<u32>) 
     let deepest =
         if domain.all_cuts && c.pp > 1 && c.vpp == 1 { domain.layers - (c.pp - 1) } else { even };
     // Where what layers save is moved away, those of some free nothing.
-    let is_asked = domain.limits.fixed(Decision::Recompute) == Some(2);
-    let is_counted = c.offload.activations == Place::Device || is_asked;
+    let is_counted = c.offload.activations == Place::Device || asks_for_counts(domain);
     let counts = |from: u32, to: u32| {
         let is_free = is_counted && allow(2) && domain.limits.fixed(Decision::Keep).is_none();
         // Chunks of a stage compute equally many again.

@@ -527,7 +527,9 @@ impl Tree for Space<'_> {
     /// the exchanges may be hidden. All layers are one more than most, of all cuts.
     fn shrinks(&self, before: u32, after: u32) -> bool {
         let is_more = decisions::counts_layers(after) || decisions::is_full(after);
-        self.only_fits && decisions::counts_layers(before) && is_more
+        // Where counts are asked for, they are looked at beside moved activations too.
+        let is_asked = decisions::asks_for_counts(&self.domain);
+        self.only_fits && !is_asked && decisions::counts_layers(before) && is_more
     }
 
     /// Passes grow with each layer that is recomputed; what is hidden behind them, and what is

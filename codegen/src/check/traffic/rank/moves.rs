@@ -105,11 +105,8 @@ impl<'a> Rank<'a> {
     /// Notes what a launch writes besides weights and states that it updates: the same elements, as
     /// weights that are rounded, which lie elsewhere than on the device between steps.
     pub(in crate::check) fn note_rounded(&mut self, outputs: &[Place]) {
-        let is_kept = |place: &&Place| {
-            let original = self.original(place);
-            self.outlasts_step(original.as_ref().unwrap_or(place))
-        };
-        let updated = outputs.iter().find(is_kept).map(|place| self.weights(place));
+        let updated = outputs.iter().find(|place| self.is_kept(place));
+        let updated = updated.map(|place| self.weights(place));
         for place in outputs {
             let [(ref range, Owner::Buffer(at))] = place.parts[..] else { continue };
             if self.original(place).is_some() || *range != place.range {
@@ -144,6 +141,12 @@ impl<'a> Rank<'a> {
         let [(ref range, Owner::Buffer(at))] = place.parts[..] else { return None };
         let (original, _) = self.copies.get(&at)?;
         (*range == place.range).then(|| self.buffer(*original))
+    }
+
+    /// Whether some of a place, or of what it is a copy of, outlasts the step.
+    pub(in crate::check) fn is_kept(&self, place: &Place) -> bool {
+        let original = self.original(place);
+        self.outlasts_step(original.as_ref().unwrap_or(place))
     }
 
     /// Whether some of a place outlasts the step.
