@@ -41,6 +41,22 @@ fn plans_for_tools_are_scored_from_their_files() {
     assert_eq!(found["step_time_s"], read["step_time_s"]);
 }
 
+/// Gates are shares of all experts, or of those of a token, and Megatron-LM is told which.
+#[test]
+fn megatron_is_told_how_experts_are_weighted() {
+    let scratch = Scratch::new("for-tools-experts");
+    for is_normed in [true, false] {
+        let layers = r#""model_type": "qwen3_moe", "num_hidden_layers": 4"#;
+        let config = format!(r#"{{{layers}, "norm_topk_prob": {is_normed}}}"#);
+        scratch.write("own/config.json", &config);
+        let asked = "plan own --cluster h100 --devices 8 --gbs 64 --seq 1024";
+        scratch.answer(&format!("{asked} --for-tool megatron -o dir"));
+        let script = std::fs::read_to_string(scratch.0.join("dir/run.sh")).expect("a script");
+        assert!(script.contains("--qk-layernorm"), "{script}");
+        assert_eq!(script.contains("--moe-router-pre-softmax"), !is_normed, "{script}");
+    }
+}
+
 /// What does not go together is refused with what does.
 #[test]
 fn what_a_tool_cannot_do_is_refused() {
