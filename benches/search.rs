@@ -9,7 +9,6 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use planner::cluster::Cluster;
 use planner::configuration::Configuration;
-use planner::estimate::price::Inside;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimator, Job, profile};
@@ -111,7 +110,7 @@ fn evaluations(criterion: &mut Criterion) {
     {
         let c: Configuration = layout.parse().expect("a layout");
         let count = c.microbatch_count(job.global_batch).expect("a whole number");
-        let prices = estimator.prices(Inside::of(&c));
+        let prices = estimator.prices(estimator.inside(&c));
         group.bench_function(layout, |bencher| bencher.iter(|| estimator.step(&c, &prices, count)));
     }
     group.finish();

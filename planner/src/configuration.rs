@@ -63,6 +63,9 @@ pub struct Configuration {
     pub cp: u32,
     /// Expert-parallel ranks: a sub-axis of `dp` × `cp` × `tp`, innermost.
     pub ep: u32,
+    /// Tensor-parallel ranks that each hold a slice of the same experts; 0 for as many as the
+    /// executor has, see [`ExpertPlacement`](crate::estimate::profile::ExpertPlacement).
+    pub etp: u32,
     /// Pipeline stages.
     pub pp: u32,
     /// Chunks of layers that a stage holds, interleaved.
@@ -94,6 +97,7 @@ impl Default for Configuration {
             tp: 1,
             cp: 1,
             ep: 1,
+            etp: 0,
             pp: 1,
             vpp: 1,
             dp: 1,
@@ -208,6 +212,13 @@ impl Configuration {
             .then(|| global_batch / at_once)
     }
 
+    /// Whether so many ranks of `tp` may each hold a slice of the same experts.
+    pub(crate) fn may_slice_experts(&self, etp: u32) -> bool {
+        let stage = u64::from(self.tp) * u64::from(self.cp) * u64::from(self.dp);
+        let shared = u64::from(self.ep) * u64::from(etp);
+        shared > 0 && self.tp.is_multiple_of(etp) && stage.is_multiple_of(shared)
+    }
+
     /// Counts by their names in texts.
     fn counts(&self) -> [(&'static str, u32); 7] {
         [
@@ -270,6 +281,16 @@ impl Configuration {
             let headline =
                 format!("`ep` is {}, which does not divide tp · cp · dp = {others}", self.ep);
             say(headline, format!("use ep={}", divisor_within(others, self.ep.into())));
+        } else if self.etp > 0 && !self.may_slice_experts(self.etp) {
+            let (tp, ep, etp) = (self.tp, self.ep, self.etp);
+            let near = divisors(tp).into_iter().rfind(|etp| self.may_slice_experts(*etp));
+            let headline = format!(
+                "`etp` is {etp}, which does not divide tp={tp}, or ep · etp = {} not \
+                 tp · cp · dp = {others}",
+                u64::from(ep) * u64::from(etp)
+            );
+            let help = near.map_or("leave `etp` out".to_owned(), |near| format!("use etp={near}"));
+            say(headline, help);
         }
         if self.zero.stage > 3 {
             say(format!("`zero` is {}", self.zero.stage), "write zero=0 to zero=3".to_owned());
@@ -305,6 +326,9 @@ impl fmt::Display for Configuration {
                 write!(f, " {name}={count}")?;
             }
         }
+        if self.etp != 0 {
+            write!(f, " etp={}", self.etp)?;
+        }
         write!(f, " pp={} dp={} mbs={}", self.pp, self.dp, self.microbatch)?;
         if self.vpp != 1 {
             write!(f, " vpp={}", self.vpp)?;
@@ -339,10 +363,11 @@ impl fmt::Display for Configuration {
 }
 
 /// The words of the text form.
-pub const WORDS: [&str; 16] = [
+pub const WORDS: [&str; 17] = [
     "tp",
     "cp",
     "ep",
+    "etp",
     "pp",
     "vpp",
     "dp",
@@ -400,6 +425,7 @@ impl Configuration {
             "tp" => self.tp = number(value)?,
             "cp" => self.cp = number(value)?,
             "ep" => self.ep = number(value)?,
+            "etp" => self.etp = number(value)?,
             "pp" => self.pp = number(value)?,
             "vpp" => self.vpp = number(value)?,
             "dp" => self.dp = number(value)?,

@@ -94,6 +94,11 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         let help = "use an `ep` whose factors are of cp · dp, or ask for `--name`";
         return Err(error("E3405", headline, help));
     }
+    if name.etp != 0 && name.etp != name.tp {
+        let headline = format!("etp={} is not all of tp={}", name.etp, name.tp);
+        let help = "leave `etp` out: all ranks of `tp` slice experts, or ask for `--name`";
+        return Err(error("E3405", headline, help));
+    }
     let context = ContextForm::default();
     let pieces = context.pieces(mesh.cp);
     check_tokens(purpose, pieces).map_err(|(headline, help)| error("E3401", headline, help))?;

@@ -15,6 +15,7 @@ pub mod chosen;
 pub mod cut;
 pub mod described;
 mod devices;
+mod experts;
 mod collective;
 pub mod group;
 mod host;
@@ -47,6 +48,7 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Known};
 use crate::configuration::{Configuration, Recompute};
 
+use experts::ExpertRanks;
 use layer::{KnownItems, Lowering, Weights};
 use memory::Memory;
 use network::{Group, Network};
@@ -94,7 +96,7 @@ pub struct Estimate {
 pub struct Placement {
     /// The ranks of tensors, of a sequence and of experts; those with the same weights; those with
     /// the same experts.
-    groups: [Group; 5],
+    groups: [Group; 6],
     /// How far a stage is from the next.
     stages: u64,
     /// Whether stages are on different nodes.
@@ -268,6 +270,11 @@ impl<'a> Estimator<'a> {
         self.work
     }
 
+    /// The part of a configuration that layers see.
+    pub fn inside(&self, c: &Configuration) -> Inside {
+        Inside::of(c, self.profile.experts)
+    }
+
     /// The inside whose prices are the same, of all that differ in their placement alone.
     pub fn inside_alike(&self, inside: Inside) -> Inside {
         inside.placed(|group| self.network.alike(group))
@@ -275,13 +282,18 @@ impl<'a> Estimator<'a> {
 
     /// What of the placement of its axes a configuration's step depends on.
     pub fn placement(&self, c: &Configuration) -> Placement {
-        let Inside { tp_group, cp_group, ep_group, .. } = self.inside_alike(Inside::of(c));
-        let copies = [Group::data(c), Group::expert_copies(c)];
+        let Inside { tp_group, cp_group, ep_group, slices_group, .. } =
+            self.inside_alike(self.inside(c));
+        let copies = [Group::data(c), ExpertRanks::of(c, self.profile.experts).copies];
         let [data, experts] = copies.map(|group| self.network.alike_in_parts(group));
         let terms = self.terms();
         let stages = self.network.distance_alike(terms.stages_apart(c));
         let is_far = terms.sends_far(c);
-        Placement { groups: [tp_group, cp_group, ep_group, data, experts], stages, is_far }
+        Placement {
+            groups: [tp_group, cp_group, ep_group, slices_group, data, experts],
+            stages,
+            is_far,
+        }
     }
 
     /// The tables of all configurations whose insides are cut alike.
@@ -372,7 +384,7 @@ impl<'a> Estimator<'a> {
         let Some(count) = configuration.microbatch_count(self.job.global_batch) else {
             return Err(vec![legal::undivided(configuration, self.job.global_batch)]);
         };
-        let prices = self.prices(Inside::of(configuration));
+        let prices = self.prices(self.inside(configuration));
         let choices: &[Recompute] = match configuration.recompute {
             Recompute::Auto => &[Recompute::None, Recompute::Attention, Recompute::Full],
             Recompute::None | Recompute::Attention | Recompute::Layers(_) | Recompute::Full => {

@@ -32,6 +32,8 @@ pub enum Decision {
     Cp,
     /// Expert-parallel ranks.
     Ep,
+    /// Tensor-parallel ranks that slice the same experts; 0 for as many as the executor has.
+    Etp,
     /// Chunks of layers that a stage interleaves.
     Vpp,
     /// The schedule, by its place in [`Schedule::ALL`](crate::configuration::Schedule::ALL).
@@ -57,7 +59,7 @@ pub enum Decision {
 
 impl Decision {
     /// All of them.
-    pub const ALL: [Decision; 18] = [
+    pub const ALL: [Decision; 19] = [
         Decision::Pp,
         Decision::Dp,
         Decision::Tp,
@@ -66,6 +68,7 @@ impl Decision {
         Decision::Keep,
         Decision::Cp,
         Decision::Ep,
+        Decision::Etp,
         Decision::Vpp,
         Decision::Schedule,
         Decision::Zero,
@@ -89,6 +92,7 @@ impl Decision {
             Decision::Keep => "keep",
             Decision::Cp => "cp",
             Decision::Ep => "ep",
+            Decision::Etp => "etp",
             Decision::Vpp => "vpp",
             Decision::Schedule => "schedule",
             Decision::Zero => "zero",
@@ -119,6 +123,7 @@ impl Decision {
             | Decision::Mbs
             | Decision::Cp
             | Decision::Ep
+            | Decision::Etp
             | Decision::Vpp
             | Decision::Zero
             | Decision::Shard => &[],
@@ -136,7 +141,7 @@ impl Decision {
             | Decision::Ep
             | Decision::Vpp => 1,
             Decision::Keep | Decision::Schedule => 1,
-            Decision::Sp | Decision::Zero | Decision::Shard => 0,
+            Decision::Sp | Decision::Zero | Decision::Shard | Decision::Etp => 0,
             Decision::Recompute
             | Decision::Offload
             | Decision::OffloadOptimizer
@@ -345,6 +350,7 @@ impl Limits {
             (Decision::Mbs, c.microbatch),
             (Decision::Cp, c.cp),
             (Decision::Ep, c.ep),
+            (Decision::Etp, c.etp),
             (Decision::Vpp, c.vpp),
             (Decision::Sp, u32::from(c.sequence_parallel)),
             (Decision::Zero, u32::from(c.zero.stage)),

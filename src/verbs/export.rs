@@ -166,7 +166,14 @@ fn whole_plan(args: &Args, text: &str, tool: Tool) -> Result<String, Failure> {
     let layers = size(read.model.layer_count);
     let purpose =
         Use { global_batch: size(read.plan.global_batch_size()), seq: size(read.plan.seq), layers };
-    exported(args, configuration, purpose, tool)
+    exported(args, &slicing_experts(configuration), purpose, tool)
+}
+
+/// The name of a plan of ours, with what it means of experts: all ranks of `tp` slice those that
+/// several ranks share.
+fn slicing_experts(named: &Configuration) -> Configuration {
+    let is_sliced = named.ep > 1 && named.tp > 1;
+    Configuration { etp: if is_sliced { named.tp } else { named.etp }, ..named.clone() }
 }
 
 /// A configuration in the terms of a tool. Decisions that the tool cannot express are an error, or

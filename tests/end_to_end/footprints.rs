@@ -202,6 +202,54 @@ fn the_closed_form_is_near_the_programs() {
     }
 }
 
+/// Layouts of routed models: how experts are shared and sliced, beside what else lies elsewhere.
+const OF_EXPERTS: [&str; 12] = [
+    "dp=8 mbs=2",
+    "ep=2 dp=8 mbs=2",
+    "ep=4 dp=8 mbs=2 zero=1",
+    "ep=4 dp=8 mbs=2 zero=2",
+    "ep=4 dp=4 pp=2 mbs=1 zero=3",
+    "ep=2 dp=2 pp=4 mbs=1",
+    "ep=2 dp=2 pp=4 mbs=1 schedule=gpipe",
+    "ep=4 dp=8 mbs=2 recompute=full",
+    "ep=4 dp=8 mbs=2 recompute=attention",
+    "tp=2 ep=4 dp=4 mbs=2 sp",
+    "tp=4 ep=2 dp=2 mbs=1 sp zero=3",
+    "tp=4 dp=2 mbs=1 sp",
+];
+
+/// Likewise of routed models, whose kernels have room for all rows that may come.
+#[test]
+fn the_closed_form_of_experts_is_near_the_programs() {
+    let cluster = Cluster::load("h100").expect("a preset");
+    for model in ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b"] {
+        let work = described(model, Some(2048)).expect("a preset").work;
+        let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+        let estimator = Estimator::over(8, &work, &cluster, GANTLINE, job).expect("GPUs");
+        let wanted = PlansOf {
+            model: Path::new(model),
+            cluster: "h100".to_owned(),
+            target: cluster.target(),
+            global_batch_size: 64,
+            seq: 2048,
+            dtype: DType::BF16.into(),
+            predictions: Default::default(),
+        };
+        let programs = Programs::new(wanted, Beside::of(&estimator), &[]);
+        for layout in OF_EXPERTS {
+            let estimate = estimator.estimate(&layout.parse().expect("a name"));
+            let estimate = estimate.expect("a layout that fits the model");
+            let held = programs.held(&estimate.configuration).expect("it compiles").memory();
+            let of = |m: &Memory| m.activations_bytes + m.working_bytes;
+            let ratio = of(&estimate.memory) / of(&held);
+            println!("{model:<18} {layout:<40} activations {ratio:.3}");
+            assert!((0.93..1.08).contains(&ratio), "{model} {layout}: {ratio}");
+            let all = estimate.memory.total_bytes() / held.total_bytes();
+            assert!((0.98..1.02).contains(&all), "{model} {layout}: {all}");
+        }
+    }
+}
+
 fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }

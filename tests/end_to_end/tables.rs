@@ -13,12 +13,12 @@ fn columns_that_nothing_reads_are_named() {
     let scratch = Scratch::new("columns");
     let head = "row_id,layers,hidden,heads,seq_len,gpu,n_gpus,global_batch,tp,dp";
     let row = "a,32,4096,32,2048,A100-80GB,8,8,8,1";
-    scratch.write("runs.csv", &format!("{head},etp,microbatch,mfu_pct\n{row},1,1,40\n"));
+    scratch.write("runs.csv", &format!("{head},epp,microbatch,mfu_pct\n{row},1,1,40\n"));
     let output = scratch.run("validate runs.csv --json");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
     assert!(
-        errors.contains("warning[W5018]") && errors.contains("`etp`, `microbatch`"),
+        errors.contains("warning[W5018]") && errors.contains("`epp`, `microbatch`"),
         "{errors}"
     );
     assert!(errors.contains("is `microbatch` meant as `micro_batch`?"), "{errors}");
@@ -27,8 +27,8 @@ fn columns_that_nothing_reads_are_named() {
         let columns = document["unread_columns"].as_array().expect("a list").iter();
         columns.map(|column| column[key].clone()).collect::<Vec<_>>()
     };
-    assert_eq!(names("name"), [json!("etp"), json!("microbatch")]);
-    assert_eq!(names("near"), [json!("ep"), json!("micro_batch")]);
+    assert_eq!(names("name"), [json!("epp"), json!("microbatch")]);
+    assert_eq!(names("near"), [json!("pp"), json!("micro_batch")]);
     scratch.write("known.csv", &format!("{head}\n{row}\n"));
     assert_eq!(scratch.run("validate known.csv").stderr, b"");
 }

@@ -8,7 +8,6 @@ use super::DIAGNOSTICS_MAX;
 use crate::cluster::{Cluster, Memory};
 use crate::configuration::{Configuration, Recompute, Schedule};
 use crate::estimate::line::{self, Section};
-use crate::estimate::price::Inside;
 use crate::estimate::workload::Item;
 use crate::estimate::{Estimator, Job};
 use crate::search::groups::{BatchShares, GroupRequest, Grouped};
@@ -168,7 +167,7 @@ impl Checker<'_> {
             .collect::<Option<_>>()?;
         let own = parts.iter().map(|part| &part.configuration);
         let prices: Vec<_> =
-            estimators.iter().zip(own).map(|(all, c)| all.prices(Inside::of(c))).collect();
+            estimators.iter().zip(own).map(|(all, c)| all.prices(all.inside(c))).collect();
         let whole = |c: &Configuration| Configuration { pp, stage_layers: vec![], ..c.clone() };
         let of_all: Vec<_> = parts.iter().map(|part| whole(&part.configuration)).collect();
         let sections: Vec<(Section<'_>, &[u32])> = (0..parts.len())

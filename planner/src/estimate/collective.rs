@@ -1,17 +1,39 @@
 //! What a stage exchanges with its copies: gradients, weights that ZeRO cuts, and the update.
 
+use super::experts::ExpertRanks;
 use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S};
 use super::network::Group;
-use super::profile::{Exchange, Profile, Whole};
+use super::profile::{Exchange, ExpertPlacement, Profile, Whole};
 use super::stage::Stage;
 use super::terms::Terms;
 use crate::configuration::{Configuration, Place, Zero};
+use crate::divisors::gcd;
 
 impl Terms<'_> {
+    /// The weights of all layers' dense parts, and those of experts, which have as many copies as a
+    /// stage has ranks, divided by those that share them.
+    pub(super) fn weights(&self, c: &Configuration, stage: &Stage) -> [Weights; 2] {
+        let data = u64::from(c.dp) * u64::from(c.cp);
+        let placement = self.profile.experts;
+        let shared = u64::from(c.ep) * u64::from(placement.slices(c));
+        let experts = (data * u64::from(c.tp) / shared.max(1)).max(1);
+        let dense = (stage.parameters, data, None);
+        [dense, (stage.expert_parameters, experts, Some(placement))].map(
+            |(parameters, copies, experts)| {
+                let shard = match c.zero {
+                    Zero { stage: 0, .. } => 1,
+                    Zero { shard: 0, .. } => copies,
+                    Zero { shard, .. } => gcd(shard.into(), copies),
+                };
+                Weights { parameters, experts, shard }
+            },
+        )
+    }
+
     /// The groups in which the copies of any stage exchange.
     pub(super) fn copies(&self, c: &Configuration) -> Copies {
-        let all = [Group::data(c), Group::expert_copies(c)];
-        let parts = weights(c, &Stage::default()).map(|w| [w.shards(c), w.copies(c)]);
+        let all = [Group::data(c), ExpertRanks::of(c, self.profile.experts).copies];
+        let parts = self.weights(c, &Stage::default()).map(|w| [w.shards(c), w.copies(c)]);
         Copies {
             all: all.map(|group| self.network.alike(group)),
             parts: parts.map(|part| part.map(|group| self.network.alike(group))),
@@ -101,7 +123,7 @@ impl Terms<'_> {
 
     /// Seconds in which a stage's shards are updated.
     pub(super) fn update_s(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let weights = weights(c, stage);
+        let weights = self.weights(c, stage);
         let held: f64 = weights.iter().map(Weights::held).sum();
         // Ranks that share a state share its matrices, and each of their products.
         let of_shards = |parts: [f64; 2]| {
@@ -166,7 +188,7 @@ impl Terms<'_> {
         stage: &Stage,
     ) -> Collectives {
         let layers = stage.layers.max(1.0);
-        let weights = weights(c, stage);
+        let weights = self.weights(c, stage);
         let pieces = self.profile.pieces_per_layer;
         let mut found = Collectives::default();
         let parts = weights.iter().zip(copies.parts).zip(stage.frozen);
@@ -280,8 +302,8 @@ impl Exchanges {
 pub(super) struct Weights {
     /// How many one rank computes with.
     pub(super) parameters: f64,
-    /// Whether they are those of experts.
-    are_experts: bool,
+    /// Where their experts lie; none where they are no experts'.
+    experts: Option<ExpertPlacement>,
     /// Over how many ranks that hold copies the parts that ZeRO shards are cut.
     pub(super) shard: u64,
 }
@@ -294,7 +316,8 @@ impl Weights {
 
     /// The ranks that hold copies.
     fn group(&self, c: &Configuration) -> Group {
-        if self.are_experts { Group::expert_copies(c) } else { Group::data(c) }
+        let experts = self.experts.map(|placement| ExpertRanks::of(c, placement));
+        experts.map_or_else(|| Group::data(c), |experts| experts.copies)
     }
 
     /// Ranks whose shards make up a copy.
@@ -306,21 +329,4 @@ impl Weights {
     pub(super) fn copies(&self, c: &Configuration) -> Group {
         self.group(c).every(self.shard)
     }
-}
-
-/// The weights of all layers' dense parts, and those of experts, which have as many copies as a
-/// stage has ranks, divided by those that share them.
-pub(super) fn weights(c: &Configuration, stage: &Stage) -> [Weights; 2] {
-    let data = u64::from(c.dp) * u64::from(c.cp);
-    let experts = (data * u64::from(c.tp) / u64::from(c.ep)).max(1);
-    let held = [(stage.parameters, data), (stage.expert_parameters, experts)];
-    [false, true].map(|are_experts| {
-        let (parameters, copies) = held[usize::from(are_experts)];
-        let shard = match c.zero {
-            Zero { stage: 0, .. } => 1,
-            Zero { shard: 0, .. } => copies,
-            Zero { shard, .. } => u64::from(shard).min(copies),
-        };
-        Weights { parameters, are_experts, shard }
-    })
 }

@@ -100,16 +100,6 @@ impl Group {
         Group::joined([Run { size: inside, stride: 1 }, around], c.ranks())
     }
 
-    /// The ranks that share the experts of a stage: `ep` neighbours of it.
-    pub fn experts(c: &Configuration) -> Group {
-        if c.ep == 1 { Group::near(1) } else { Group::stage(c).first(c.ep.into()) }
-    }
-
-    /// The ranks that hold the same experts.
-    pub fn expert_copies(c: &Configuration) -> Group {
-        Group::stage(c).every(c.ep.into())
-    }
-
     /// Members.
     pub fn size(&self) -> u64 {
         self.size

@@ -7,6 +7,7 @@
 mod adapter;
 mod any;
 mod attention;
+mod experts;
 mod update;
 #[cfg(test)]
 mod tests;
@@ -37,8 +38,6 @@ pub(super) struct Lowering<'a> {
 pub(super) struct Weights {
     /// Bytes of an element.
     pub(super) bytes: f64,
-    /// Tensor-parallel ranks that each hold a slice of every expert; 1 where experts are whole.
-    pub(super) expert_slices: u32,
     /// Whether grouped products take longer than as many products alone ([`GROUPED`]), and rows
     /// are cast to one-byte floats by kernels of their own.
     pub(super) of_training: bool,
@@ -49,7 +48,7 @@ pub(super) struct Weights {
 impl Weights {
     /// Those of a step of training.
     pub(super) fn trained(arithmetic: Arithmetic, frozen: Option<Frozen>) -> Weights {
-        Weights { bytes: arithmetic.operand_bytes(), expert_slices: 1, of_training: true, frozen }
+        Weights { bytes: arithmetic.operand_bytes(), of_training: true, frozen }
     }
 
     fn stored(&self) -> StoredOperands {
@@ -60,29 +59,6 @@ impl Weights {
 /// How sharply the slower one of host and device decides: they run beside each other, and a queue
 /// between them evens out what one kernel lacks.
 const QUEUE: f64 = 10.0;
-
-/// Overhead `(r, c)` of grouped matrix products: with n rows for each expert they take
-/// `t(n) + c t(min(n, r))` seconds, where `t(n)` is the time of the same products alone. Forward,
-/// then for gradients of weights. Source: MooreThreads/SimuMax, 60 grouped products on B200.
-const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
-
-/// Grouped products in one kernel whose tiles are those of all experts take no longer than as many
-/// products alone. Source: DeepGEMM's README, masked grouped products of 256 to 1,024 rows on H800,
-/// which reach the bandwidth of plain ones.
-const ALONE: (f64, f64) = (0.0, 0.0);
-
-/// Seconds of products of `experts` experts with `rows` rows for each; `time(n)` is the seconds of
-/// the same products alone, with n rows. The overhead is that of going from one expert to the next:
-/// the products of a single expert are plain ones.
-fn grouped_s(
-    (first, recomputed): (f64, f64),
-    experts: f64,
-    rows: f64,
-    time: impl Fn(f64) -> f64,
-) -> f64 {
-    let next = (experts - 1.0) / experts.max(1.0);
-    time(rows) + recomputed * next * time(rows.min(first))
-}
 
 /// The two passes of an item, with what each makes the host do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,6 +72,7 @@ struct Lowered {
     saved_attention: f64,
     put_off: [f64; 2],
     working: f64,
+    room: f64,
     freed: f64,
     late: f64,
     result: f64,
@@ -191,7 +168,7 @@ impl Lowering<'_> {
     ) -> LayerPrice {
         let mut sum = Lowered::default();
         let mut recomputed = Again::default();
-        let (mut working, mut freed): (f64, f64) = (0.0, 0.0);
+        let [mut working, mut room, mut freed] = [0.0f64; 3];
         for (at, item) in items.iter().enumerate() {
             let lowered =
                 known.0.iter().find(|(other, _)| other == item).map(|(_, lowered)| *lowered);
@@ -204,6 +181,7 @@ impl Lowering<'_> {
             sum.saved += self.kept_result(items, at, &part);
             sum.saved -= self.norm_result(items, at, &part);
             working = working.max(part.working);
+            room = room.max(part.room);
             freed = freed.max(part.freed);
         }
         let input_bytes = self.stream_tokens() * f64::from(width) * self.e();
@@ -241,6 +219,7 @@ impl Lowering<'_> {
             frozen_bytes: sum.frozen,
             input_bytes,
             working_bytes: working,
+            room_bytes: room,
             freed_bytes: freed,
             late_bytes: sum.late,
             parameters: sum.parameters[0],
@@ -520,89 +499,6 @@ impl Lowering<'_> {
             saved: elements * mask,
             ..Lowered::default()
         }
-    }
-
-    /// Routed experts, evenly loaded: each rank computes for as many tokens as it holds, times
-    /// `top_k`.
-    fn experts(&self, item: &Item) -> Lowered {
-        let Item::Experts { count, top_k, width, ffn, gated, busiest } = *item else {
-            return Lowered::default();
-        };
-        let ep = f64::from(self.inside.ep);
-        // Experts are cut over `ep` ranks, and over what `tp` has beyond them.
-        let local = (f64::from(count) / ep).ceil();
-        let slices = f64::from(self.weights.expert_slices);
-        let (h, f) = (f64::from(width), (f64::from(ffn) / slices).ceil());
-        let tokens = self.stream_tokens();
-        let tokens = if self.inside.sequence_parallel { tokens } else { self.tokens() / self.tp() };
-        // Ranks that slice experts each see the tokens of all of them.
-        let tokens = tokens * slices;
-        // All wait for the busiest rank; where each has all experts, none is busier.
-        let busiest = if self.inside.ep > 1 { busiest } else { 1.0 };
-        let routed = tokens * f64::from(top_k) * busiest;
-        let per_expert = (routed * ep / f64::from(count)).max(1.0);
-        let inner = if gated { 2.0 * f } else { f };
-        let arithmetic = self.job.arithmetic;
-        let time = |m, n, k| {
-            self.rates.stored_product_s(arithmetic, [m, n, k, local], self.weights.stored())
-        };
-        let gradient =
-            |m, n, rows| self.rates.weight_product_s(arithmetic, [m, n, rows, local], 0.0);
-        let [products, gradients] = GROUPED;
-        let products = if self.weights.of_training { products } else { ALONE };
-        let each = per_expert;
-        let forward = grouped_s(products, local, each, |m| time(m, inner, h) + time(m, h, f));
-        let weight_s =
-            grouped_s(gradients, local, each, |m| gradient(h, inner, m) + gradient(f, h, m));
-        let backward = grouped_s(products, local, each, |m| time(m, h, inner) + time(m, f, h));
-        let backward = backward + weight_s;
-        // Its few columns are padded: five experts take no longer than six.
-        let columns = (f64::from(count) / 8.0).ceil() * 8.0;
-        let router = self.rates.product_s(arithmetic, [tokens, columns, h, 1.0]);
-        let act = self.rates.rows_s(routed * (inner + f) * self.e());
-        // Sorted by rank, then by expert, and back.
-        let permute = self.rates.rows_s(routed * h * 2.0 * self.e()) * 4.0;
-        let casts = f64::from(matches!(arithmetic, Arithmetic::F8 | Arithmetic::F4));
-        // A loop launches two products forward and four backward for an expert; before each, a cast
-        // and the scales of both operands. Nothing is around these launches.
-        let alone = if self.profile.product_per_expert { local } else { 0.0 };
-        let alone = alone / self.profile.host.operations.max(1.0);
-        let group = self.inside.ep_group;
-        // A token whose experts share a node goes there once.
-        let nodes = self.network.nodes(group);
-        let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));
-        let once = if self.profile.experts_once { (hit / f64::from(top_k)).min(1.0) } else { 1.0 };
-        let exchange = self.network.exchange_s(routed * h * self.e(), group, once);
-        let pass = |products: f64, rows: f64, expert: f64| Pass {
-            products_s: products,
-            rows_s: rows,
-            expert_s: expert,
-            ..Pass::default()
-        };
-        let expert_parameters = local * h * (inner + f);
-        Lowered {
-            forward: pass(forward + router, act + permute, 2.0 * exchange) + self.slices_sum(h),
-            backward: pass(backward + 2.0 * router, 2.0 * act + permute, 2.0 * exchange),
-            weight_s,
-            forward_launches: 30.0 + alone * (2.0 + 6.0 * casts),
-            backward_launches: 38.0 + alone * (4.0 + 10.0 * casts),
-            saved: routed * self.e() * (h + inner + f) + tokens * h * self.e(),
-            put_off: [h + f, inner + h].map(|width| routed * self.e() * width),
-            working: routed * h * self.e(),
-            parameters: [h * f64::from(count), expert_parameters],
-            tensors: 1.0 + local * if gated { 3.0 } else { 2.0 },
-            ..Lowered::default()
-        }
-    }
-
-    /// The sum over ranks that each hold a slice of every expert.
-    fn slices_sum(&self, width: f64) -> Pass {
-        if self.weights.expert_slices <= 1 {
-            return Pass::default();
-        }
-        let bytes = self.tokens() * width * self.e();
-        let tensor_s = self.network.all_reduce_s(bytes, self.tensor_group());
-        Pass { tensor_s, ..Pass::default() }
     }
 
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {

@@ -141,6 +141,10 @@ fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<Wrong> {
         let headline = format!("`ep` is {}, which does not divide {experts} experts", c.ep);
         wrong.push((headline, format!("use ep={near}")));
     }
+    if experts == 1 && c.etp > 0 {
+        let headline = format!("`etp` is {}, and there are no experts", c.etp);
+        wrong.push((headline, "leave `etp` out".to_owned()));
+    }
     let (seq, cp) = (work.seq, c.cp);
     let near = || {
         let may = |cp: &u32| seq.is_multiple_of(context_pieces(*cp));

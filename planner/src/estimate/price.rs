@@ -5,6 +5,7 @@ use std::ops::{Add, AddAssign, Mul};
 
 use serde::Serialize;
 
+use super::experts::{ExpertPlacement, ExpertRanks};
 use super::network::Group;
 use crate::configuration::Configuration;
 use ir::Axis;
@@ -24,6 +25,8 @@ pub struct Inside {
     pub ep: u32,
     /// How they lie.
     pub ep_group: Group,
+    /// Tensor-parallel ranks that each hold a slice of the same experts.
+    pub slices_group: Group,
     /// Samples of a micro-batch.
     pub microbatch: u32,
     /// Whether tensor-parallel ranks cut the sequence between products.
@@ -32,23 +35,25 @@ pub struct Inside {
 
 impl Inside {
     /// The part of a configuration that layers see.
-    pub fn of(configuration: &Configuration) -> Inside {
+    pub fn of(configuration: &Configuration, placement: ExpertPlacement) -> Inside {
+        let experts = ExpertRanks::of(configuration, placement);
         Inside {
             tp: configuration.tp,
             tp_group: Group::along(configuration, Axis::Tp),
             cp: configuration.cp,
             cp_group: Group::along(configuration, Axis::Cp),
             ep: configuration.ep,
-            ep_group: Group::experts(configuration),
+            ep_group: experts.ranks,
+            slices_group: experts.slices,
             microbatch: configuration.microbatch,
             sequence_parallel: configuration.sequence_parallel,
         }
     }
 
-    /// The groups of a configuration with all ranks as near to each other as they can be: no
+    /// These groups with all ranks as near to each other as they can be: no
     /// placement costs less.
-    pub fn near(configuration: &Configuration) -> Inside {
-        Inside::of(configuration).placed(|group| Group::near(group.size()))
+    pub fn near(self) -> Inside {
+        self.placed(|group| Group::near(group.size()))
     }
 
     /// These groups with `place` applied to each, which keeps its size.
@@ -57,6 +62,7 @@ impl Inside {
             tp_group: place(self.tp_group),
             cp_group: place(self.cp_group),
             ep_group: place(self.ep_group),
+            slices_group: place(self.slices_group),
             ..self
         }
     }
@@ -192,6 +198,8 @@ pub struct LayerPrice {
     pub input_bytes: f64,
     /// Bytes that are needed beside what is kept, at the peak of the layer.
     pub working_bytes: f64,
+    /// Bytes at another peak, in which routed experts are computed.
+    pub room_bytes: f64,
     /// Bytes that were freed before that peak and cannot hold what is larger.
     pub freed_bytes: f64,
     /// Bytes that were freed while the device had not come to their last use.

@@ -21,6 +21,7 @@ pub use sharded::{TORCH_FSDP, TORCHTITAN_2025};
 
 use serde::Serialize;
 
+pub use super::experts::ExpertPlacement;
 use super::memory::Memory;
 use super::rates::{Arithmetic, AttentionKernel};
 use super::workload::Workload;
@@ -220,6 +221,11 @@ pub struct Profile {
     /// Whether results that a collective over `tp` has read are of use again only when the device
     /// has come past it, while the host runs ahead (`record_stream` of PyTorch).
     pub frees_late: bool,
+    /// Where ranks that share experts lie.
+    pub experts: ExpertPlacement,
+    /// Whether the backward pass gathers tokens and computes what is inside of experts again, of
+    /// which nothing is kept: what programs of `codegen` do.
+    pub experts_again: bool,
     /// Whether a token goes once to a node where several of its experts are.
     pub experts_once: bool,
     /// Whether stages send while they compute.

@@ -40,7 +40,8 @@ pub const SHARED: [&str; 16] = [
 ];
 
 /// The other columns that are read where a table of training has them.
-pub const OPTIONAL: [&str; 19] = [
+pub const OPTIONAL: [&str; 20] = [
+    "etp",
     "model",
     "intra_bw_gb_s_per_gpu_uni",
     "inter_bw_gb_s_per_node_uni",
@@ -159,9 +160,13 @@ pub fn read_without_source(table: &str, row: &dyn Columns) -> Result<Question, S
         configuration.stage_layers = balanced(&work, configuration.pp);
     }
     let mut items = work.layers.iter().flat_map(|layer| &layer.items);
-    if configuration.ep > 1 && !items.any(|item| matches!(item, Item::Experts { .. })) {
+    let has_experts = items.any(|item| matches!(item, Item::Experts { .. }));
+    if configuration.ep > 1 && !has_experts {
         configuration.ep = 1;
         reader.defaults.push("ep=1".into());
+    }
+    if !has_experts {
+        configuration.etp = 0;
     }
     let global_batch = reader.global_batch(&configuration)?;
     let job = Job { global_batch, arithmetic };
@@ -525,6 +530,7 @@ impl RowReader<'_> {
             ep: self.experts_cut(
                 [tp, cp, dp].map(u64::from).iter().fold(1, |a, b| a.saturating_mul(*b)),
             )?,
+            etp: self.count("etp")?.unwrap_or(0),
             vpp: self.chunks(pp, layers)?,
             microbatch,
             sequence_parallel: sequence_parallel && tp > 1,

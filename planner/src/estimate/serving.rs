@@ -30,6 +30,7 @@ use super::Estimator;
 use super::layer::{Lowering, Weights};
 use super::network::Group;
 use super::price::{Inside, LayerPrice, Pass};
+use super::profile::ExpertPlacement;
 use super::workload::{Item, Layer};
 use crate::configuration::Configuration;
 use crate::divisors::divisors;
@@ -445,10 +446,11 @@ impl<'a> Serving<'a> {
         let Replica { tp, ep, .. } = copy;
         let (dp, pp) = (copy.sharing(), copy.pp);
         let c = Configuration { tp, ep, dp, pp, microbatch: batch, ..Configuration::default() };
-        let (inside, seq) = (Inside::of(&c), f64::from(tokens));
+        let slices_group = Group::near(self.expert_slices(copy).into());
+        let inside = Inside { slices_group, ..Inside::of(&c, ExpertPlacement::FromTensor) };
+        let seq = f64::from(tokens);
         let weights = Weights {
             bytes,
-            expert_slices: self.expert_slices(copy),
             // Kernels of inference are made for few rows, and those before products cast to one
             // byte with scales that were found beforehand.
             of_training: false,

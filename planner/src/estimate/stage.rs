@@ -28,10 +28,14 @@ pub(super) struct Stage {
     /// needs beside while it runs.
     pub(super) moved: f64,
     pub(super) moved_working: f64,
+    /// The same of routed experts, see `room`.
+    pub(super) moved_room: f64,
     pub(super) put_off: [f64; 2],
     pub(super) sent: f64,
     pub(super) working: f64,
     pub(super) end_working: f64,
+    /// Bytes in which routed experts are computed, beside what they keep.
+    pub(super) room: f64,
     pub(super) freed: f64,
     pub(super) late: f64,
     pub(super) parameters: f64,
@@ -203,7 +207,7 @@ fn for_each_part(c: &Configuration, prices: &Prices, run: &Run, mut take: impl F
 
 fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
     let mut each = price.saved_bytes;
-    let mut working = price.working_bytes;
+    let [mut working, mut room] = [price.working_bytes, price.room_bytes];
     if whole.is_some() && c.recompute == Recompute::Attention {
         each -= price.saved_attention_bytes;
         working += price.saved_attention_bytes;
@@ -216,13 +220,18 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
         let is_whole = whole >= count;
         let own = if is_whole { price.input_bytes } else { each };
         let again = if is_whole { price.saved_bytes } else { 0.0 };
-        let peak = (stage.moved + stage.moved_working).max(MOVED_LAYERS * own + again + working);
-        stage.moved = stage.moved.max(MOVED_LAYERS * own);
-        stage.moved_working = peak - stage.moved;
-        if whole > 0.0 {
-            saved += (price.input_bytes - price.saved_bytes) * whole;
+        let there = MOVED_LAYERS * own + again;
+        let before = stage.moved;
+        stage.moved = before.max(MOVED_LAYERS * own);
+        stage.moved_working = (before + stage.moved_working).max(there + working) - stage.moved;
+        stage.moved_room = (before + stage.moved_room).max(there + room) - stage.moved;
+        saved += (price.input_bytes - price.saved_bytes) * whole;
+        // Of layers of several kinds any counts, so that more that are recomputed take no more.
+        if !matches!(c.recompute, Recompute::None | Recompute::Attention | Recompute::Layers(0)) {
             working += price.saved_bytes;
+            room += if room > 0.0 { price.saved_bytes } else { 0.0 };
         }
+        stage.room = stage.room.max(room);
     }
     stage.saved += saved;
     if whole.is_some() {

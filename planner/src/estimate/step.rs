@@ -14,7 +14,7 @@ use codegen::schedule::splits_backward;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::collective::{Exchanges, Weights, weights};
+use super::collective::{Exchanges, Weights};
 use super::memory::Memory;
 use super::network::{Group, INNER_INTERFERENCE};
 use super::price::Prices;
@@ -241,7 +241,7 @@ impl Terms<'_> {
     /// What a stage holds at its peak.
     fn memory(&self, c: &Configuration, stage: &Stage, index: u32, count: u64) -> Memory {
         let parameters = stage.parameters + stage.expert_parameters;
-        let shards: f64 = weights(c, stage).iter().map(Weights::held).sum();
+        let shards: f64 = self.weights(c, stage).iter().map(Weights::held).sum();
         let held = |from: u8| if c.zero.stage >= from { shards } else { parameters };
         let m = count as f64;
         let [in_flight, waiting] = held_microbatches(c, index, m);
@@ -255,7 +255,7 @@ impl Terms<'_> {
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
-        let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage);
+        let weights = held(3) * self.profile.weight_bytes + self.frozen_bytes(c, stage);
         let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
         let [read, made] = stage.put_off;
         // Those that a backward pass makes are there beside what it reads.
@@ -264,9 +264,12 @@ impl Terms<'_> {
         let sent = stage.sent * (in_flight + waiting);
         let is_moved = c.offload.activations != Place::Device;
         // The loss is followed by its backward pass.
-        let [here, of_running] = match is_moved && self.profile.whole == Whole::Calls {
-            true => [(stage.moved + stage.end_saved).min(stage.saved), stage.moved_working],
-            false => [stage.saved, stage.working],
+        let [here, of_running, room] = match is_moved && self.profile.whole == Whole::Calls {
+            true => {
+                let here = (stage.moved + stage.end_saved).min(stage.saved);
+                [here, stage.moved_working, stage.moved_room]
+            }
+            false => [stage.saved, stage.working, stage.room],
         };
         // What a backward pass makes for late gradients stays, recomputed or not.
         let again = if c.recompute == Recompute::Full { read * waiting } else { 0.0 };
@@ -277,7 +280,10 @@ impl Terms<'_> {
         // Each is at its peak when the other is not there.
         let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
         let [of_layer, of_end] = self.passing_bytes(c, stage);
-        let working = (of_running + of_layer).max(stage.end_working + of_end).max(pieces);
+        // By then the loss has read what its end of the model keeps.
+        let of_experts = (room - stage.end_saved).max(0.0);
+        let working =
+            (of_running.max(of_experts) + of_layer).max(stage.end_working + of_end).max(pieces);
         // Of what the allocator holds for these, a share is of no use.
         let fragmentation = self.profile.stated.fragmentation;
         let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
@@ -316,7 +322,7 @@ impl Terms<'_> {
     /// Bytes of moments that are not as many for each parameter, of a shard where the optimizer
     /// state is sharded.
     fn moments_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let shards = weights(c, stage).map(|weights| weights.shard as f64);
+        let shards = self.weights(c, stage).map(|weights| weights.shard as f64);
         stage.moments.bytes.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
     }
 
@@ -324,16 +330,17 @@ impl Terms<'_> {
     /// where they are sharded between calls or lie elsewhere. Weights of the next call are
     /// gathered, or fetched, meanwhile.
     fn passing_bytes(&self, c: &Configuration, stage: &Stage) -> [f64; 2] {
-        let [_, experts] = weights(c, stage);
+        let shards = self.weights(c, stage).map(|weights| weights.held());
         let is_fetched = c.offload.parameters != Place::Device;
         let is_shared = c.zero.stage > 1 && c.dp * c.cp > 1;
         if self.profile.whole != Whole::Calls || !is_shared && !is_fetched {
             return [0.0; 2];
         }
         let layers = stage.layers.max(1.0);
-        let has_experts = experts.shard > 1 || is_fetched;
-        let of_experts = if has_experts { experts.parameters } else { 0.0 };
-        let layer = (stage.parameters - stage.end_parameters + of_experts) / layers;
+        let layer = (stage.parameters - stage.end_parameters + stage.expert_parameters) / layers;
+        // What a micro-batch adds to the piece of the sum that this rank keeps.
+        let dense = (1.0 - stage.end_parameters / stage.parameters.max(1.0)).max(0.0);
+        let added = (shards[0] * dense + shards[1]) / layers;
         let end = stage.end_parameters_most;
         let Profile { weight_bytes, gradient_bytes, .. } = *self.profile;
         let gradient_bytes = if is_shared { gradient_bytes } else { 0.0 };
@@ -344,7 +351,7 @@ impl Terms<'_> {
             false => [0.0; 2],
         };
         [
-            layer * (2.0 * gathered + gradient_bytes) + 2.0 * frozen,
+            layer * (2.0 * gathered + gradient_bytes) + added * gradient_bytes + 2.0 * frozen,
             end * (gathered + gradient_bytes) + layer * gathered + of_ends + frozen,
         ]
     }
@@ -352,7 +359,7 @@ impl Terms<'_> {
     /// Weights that are whole for a while where they are sharded.
     fn gathered_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
         // What has one copy is whole where it lies.
-        let [_, experts] = weights(c, stage);
+        let [_, experts] = self.weights(c, stage);
         let expert_parameters = if experts.shard > 1 { experts.parameters } else { 0.0 };
         let all = stage.parameters + expert_parameters;
         // The layer in use and the next.
@@ -375,14 +382,21 @@ impl Terms<'_> {
         whole * self.profile.weight_bytes + frozen
     }
 
+    /// Bytes of frozen weights that a rank holds between their uses.
+    fn frozen_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
+        let is_cut = c.zero.stage == 3;
+        let shards = self.weights(c, stage).map(|w| if is_cut { w.shard as f64 } else { 1.0 });
+        stage.frozen.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
+    }
+
     /// What moving a stage's activations and weights to the host costs beyond what its computation
     /// hides.
     fn offload_s(&self, c: &Configuration, stage: &Stage, m: f64) -> f64 {
         let held: f64 = match c.zero.stage {
-            3.. => weights(c, stage).iter().map(Weights::held).sum(),
+            3.. => self.weights(c, stage).iter().map(Weights::held).sum(),
             _ => stage.parameters + stage.expert_parameters,
         };
-        let held = held * self.profile.weight_bytes + frozen_bytes(c, stage);
+        let held = held * self.profile.weight_bytes + self.frozen_bytes(c, stage);
         // Both passes fetch weights; activations go and come back.
         let moved_s = 2.0 * stage.saved / self.host.rate(c, c.offload.activations)
             + 2.0 * held / self.host.rate(c, c.offload.parameters);
@@ -407,12 +421,6 @@ fn held_microbatches(c: &Configuration, stage: u32, m: f64) -> [f64; 2] {
     };
     let in_flight = in_flight.min(m);
     [in_flight, waiting.min(m - in_flight)]
-}
-
-/// Bytes of frozen weights that a rank holds between their uses.
-fn frozen_bytes(c: &Configuration, stage: &Stage) -> f64 {
-    let shards = weights(c, stage).map(|w| if c.zero.stage == 3 { w.shard as f64 } else { 1.0 });
-    stage.frozen.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
 }
 
 /// What of a step is passes, and waiting for them. `send_s` is how long a message takes.
@@ -506,7 +514,7 @@ mod tests {
     use codegen::schedule::Pipeline;
 
     use crate::cluster::Cluster;
-    use crate::estimate::profile::PROFILES;
+    use crate::estimate::profile::{GANTLINE, MEGATRON_BRIDGE, PROFILES};
     use crate::estimate::rates::Arithmetic;
     use crate::estimate::tests::{gpt3, machine};
     use crate::estimate::{Estimator, Job, legal};
@@ -571,11 +579,33 @@ mod tests {
         }
     }
 
+    fn check_held(c: &Configuration, terms: &Terms<'_>, slices: u32, stage: &Stage) {
+        let Configuration { tp, dp, cp, ep, zero, .. } = *c;
+        let [dense, experts] = terms.weights(c, stage);
+        let (ranks, shared) = (tp * dp * cp, ep * slices);
+        // What is summed over ranks with the same shard is summed over all copies.
+        let copies = [dp * cp, ranks / shared].map(u64::from);
+        let counted = [&dense, &experts].map(|w| w.shards(c).size() * w.copies(c).size());
+        assert_eq!(counted, copies, "{c}");
+        assert_eq!(ranks % shared, 0, "{c}");
+        let all = f64::from(ranks) * experts.held();
+        let one = 6e9 * f64::from(shared);
+        assert!(all >= one * (1.0 - 1e-12), "{c}: {all} of {one}");
+        assert!(f64::from(dp * cp) * dense.held() >= 1e9 * (1.0 - 1e-12), "{c}");
+        let is_cut = zero.stage > 0 && zero.shard == 0;
+        assert!(!is_cut || all <= one * (1.0 + 1e-12), "{c}: {all}, not {one}");
+    }
+
     /// However weights and states are cut, the ranks of a stage hold each at least once.
     #[test]
     fn ranks_hold_all_there_is() {
         let stage = Stage { parameters: 1e9, expert_parameters: 6e9, ..Stage::default() };
         let sizes = [1, 2, 3, 4, 6, 8, 12];
+        let cluster = Cluster::load_on("h100", &machine()).unwrap();
+        let (work, job) = (gpt3(), Job { global_batch: 64, arithmetic: Arithmetic::Half });
+        // Experts lie beside tensor parallelism in one, and within it in the other.
+        let profiles = [GANTLINE, MEGATRON_BRIDGE];
+        let all = profiles.map(|p| (p, Estimator::new(&work, &cluster, p, job).unwrap()));
         for (tp, dp, cp) in sizes
             .iter()
             .flat_map(|tp| sizes.iter().flat_map(move |dp| [1, 2, 3].map(move |cp| (*tp, *dp, cp))))
@@ -589,21 +619,9 @@ mod tests {
                     if !(dp * cp).is_multiple_of(shard) || !legal::may_shard(&c, c.zero.shard) {
                         continue;
                     }
-                    let [dense, experts] = weights(&c, &stage);
-                    // What is summed over ranks with the same shard is summed over all copies.
-                    let copies = [dp * cp, ranks / ep].map(u64::from);
-                    assert_eq!(
-                        [&dense, &experts].map(|w| w.shards(&c).size() * w.copies(&c).size()),
-                        copies,
-                        "{text}"
-                    );
-                    let all = f64::from(ranks) * experts.held();
-                    let one = 6e9 * f64::from(ep);
-                    let least = one * (1.0 - 1e-12);
-                    assert!(all >= least, "{text}: {all} of {one}");
-                    assert!(f64::from(dp * cp) * dense.held() >= 1e9 * (1.0 - 1e-12), "{text}");
-                    let is_cut = zero != "0" && c.zero.shard == 0;
-                    assert!(!is_cut || all <= one * (1.0 + 1e-12), "{text}: {all}, not {one}");
+                    for (profile, estimator) in &all {
+                        check_held(&c, &estimator.terms(), profile.experts.slices(&c), &stage);
+                    }
                 }
             }
         }

@@ -584,7 +584,7 @@ fn vocabularies_are_padded_where_they_are_cut() {
         let job = Job { global_batch: 8, arithmetic: Arithmetic::Half };
         let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let c: Configuration = format!("tp={tp} mbs=1").parse().unwrap();
-        let prices = estimator.prices(price::Inside::of(&c));
+        let prices = estimator.prices(estimator.inside(&c));
         [prices.first, prices.last]
     };
     let bare = profile::of_framework("nanogpt").unwrap();

@@ -130,7 +130,11 @@ pub fn configuration(domain: &SearchDomain, path: &Path) -> Configuration {
             Step::Tp => c.tp = value,
             Step::Cp => c.cp = value,
             Step::Order => c.order = order(value),
-            Step::Ep => c.ep = value,
+            Step::Ep => {
+                c.ep = value;
+                let fixed = domain.limits.fixed(Decision::Etp);
+                c.etp = fixed.map_or(0, |etp| u32::try_from(etp).unwrap_or(u32::MAX));
+            }
             Step::Microbatch => c.microbatch = value,
             Step::Sequence => c.sequence_parallel = value == 1,
             Step::Schedule => {
@@ -193,7 +197,8 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Ep => {
             let groups = u64::from(replicas) * u64::from(c.tp);
             let fits = |ep: &u32| groups.is_multiple_of(u64::from(*ep)) && allow(Decision::Ep, *ep);
-            options.extend(divisors(domain.experts).into_iter().filter(fits));
+            let may_slice = |ep: &u32| may_slice_experts(domain, &c, *ep);
+            options.extend(divisors(domain.experts).into_iter().filter(fits).filter(may_slice));
         }
         Step::Microbatch => {
             let samples = domain.global_batch / c.dp;
@@ -225,6 +230,13 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Recompute => recomputes(domain, &c, options),
     }
     keep_expressible(domain, path, *step, options);
+}
+
+/// Whether the number of slices that is asked for fits so many expert-parallel ranks.
+fn may_slice_experts(domain: &SearchDomain, c: &Configuration, ep: u32) -> bool {
+    let Some(etp) = domain.limits.fixed(Decision::Etp).filter(|etp| *etp > 0) else { return true };
+    let c = Configuration { ep, ..c.clone() };
+    domain.experts > 1 && u32::try_from(etp).is_ok_and(|etp| c.may_slice_experts(etp))
 }
 
 /// Keeps those options of a decision with which the tool that is planned for can express all that

@@ -8,7 +8,7 @@
 use codegen::schedule::{Pipeline, Turn, splits_backward};
 
 use crate::configuration::{Configuration, Recompute, Schedule};
-use crate::estimate::price::{Inside, LayerPrice, Prices};
+use crate::estimate::price::{LayerPrice, Prices};
 use crate::estimate::{Estimate, Estimator};
 
 /// Passes that are replayed of one step at most. Chosen: a tenth of a second.
@@ -23,7 +23,7 @@ pub fn replayed_s(estimator: &Estimator<'_>, estimate: &Estimate) -> Option<f64>
     if passes > PASSES_MAX {
         return None;
     }
-    let prices = estimator.prices(Inside::of(c));
+    let prices = estimator.prices(estimator.inside(c));
     let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
     let beside_s = after_s + parts.offload_s + parts.send_s;
     Some(Line::new(c, &prices, count as usize, 0.0).replay() + beside_s)

@@ -133,12 +133,6 @@ struct Used {
 }
 
 impl Used {
-    /// The communication groups inside the layers of a group that has `stages` of the stages: of
-    /// its own ranks alone.
-    fn inside(configuration: &Configuration, stages: u32) -> Inside {
-        Inside::of(&Configuration { pp: stages, ..configuration.clone() })
-    }
-
     /// Stages per second of a micro-batch of all layers: the speeds of groups add up.
     fn speed(&self, recomputed: usize) -> f64 {
         f64::from(self.stages) / self.seconds.all[recomputed]
@@ -396,7 +390,10 @@ impl<'a> Lines<'a> {
             let cuts = if tp > 1 && domain.seq > 1 { &[true, false][..] } else { &[false] };
             let pairs = experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp)));
             for (ep, sp) in pairs {
-                if !allow(Decision::Ep, ep) || !allow(Decision::Sp, u32::from(sp)) {
+                if !allow(Decision::Ep, ep)
+                    || !allow(Decision::Sp, u32::from(sp))
+                    || !allow(Decision::Etp, 0)
+                {
                     continue;
                 }
                 let stages = each / tp;
@@ -410,12 +407,18 @@ impl<'a> Lines<'a> {
                     schedule: Schedule::OneForwardOneBackward,
                     ..Configuration::default()
                 };
-                let inside = Used::inside(&configuration, stages);
+                let inside = self.inside(group, &configuration, stages);
                 let seconds = self.seconds(group, inside);
                 all.push(Used { group, inside, stages, configuration, seconds });
             }
         }
         all
+    }
+
+    /// The communication groups inside the layers of a group that has `stages` of the stages: of
+    /// its own ranks alone.
+    fn inside(&self, group: usize, configuration: &Configuration, stages: u32) -> Inside {
+        self.estimators[group].inside(&Configuration { pp: stages, ..configuration.clone() })
     }
 
     /// The candidates of groups that are used so: what is sharded, what is recomputed.

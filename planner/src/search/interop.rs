@@ -7,6 +7,7 @@ pub mod groups;
 pub mod launch;
 
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule};
+use crate::estimate::profile::ExpertPlacement;
 use crate::tools::{
     Form, Sizes, Target, shard_degree, stages_inside, torchtitan_chunk, torchtitan_ends,
 };
@@ -64,6 +65,11 @@ fn megatron(c: &Configuration, purpose: Use) -> String {
     number("context-parallel-size", c.cp);
     if c.ep > 1 {
         number("expert-model-parallel-size", c.ep);
+    }
+    // Unless told, all ranks of `tp` slice experts.
+    let slices = ExpertPlacement::FromTensor.slices(c);
+    if slices != c.tp {
+        number("expert-tensor-parallel-size", slices);
     }
     number("micro-batch-size", c.microbatch);
     number("global-batch-size", purpose.global_batch);
@@ -208,6 +214,10 @@ fn torchtitan(c: &Configuration, purpose: Use) -> String {
     text += &format!("context_parallel_degree = {}\n", c.cp);
     text += &format!("pipeline_parallel_degree = {}\n", c.pp);
     text += &format!("expert_parallel_degree = {}\n", c.ep);
+    if c.ep > 1 {
+        let slices = ExpertPlacement::FromTensor.slices(c);
+        text += &format!("expert_tensor_parallel_degree = {slices}\n");
+    }
     if c.pp > 1 {
         text += &format!("pipeline_parallel_schedule = \"{schedule}\"\n");
         text += &format!("pipeline_parallel_microbatch_size = {}\n", c.microbatch);

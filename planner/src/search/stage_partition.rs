@@ -16,7 +16,6 @@ use super::table::{AGAIN, Table};
 use super::uniform::{INSIDE, SCHEDULE, Space};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::cut::{Exchanged, LowerBound, Room, StagePartitions, Wanted};
-use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 
 #[cfg(test)]
@@ -275,7 +274,7 @@ impl Space<'_> {
     ) -> (Priced, [f64; 2]) {
         // It may have been looked at before, when less was known.
         self.unfinished.borrow_mut().remove(path);
-        let table = self.table(Inside::of(c));
+        let table = self.table(self.estimator.inside(c));
         let cuts = self.all_cuts(path, c, &table);
         let (least, filled) = self.least(path, &cuts, c.recompute);
         let mut best = self.usual(&cuts, filled, bytes_max, &table);
@@ -322,7 +321,7 @@ impl Space<'_> {
     /// layers of an even stage but one: there, not all layers of the deepest stage are recomputed.
     fn least_of_more(&self, path: &Path, cuts: &StagePartitions<'_>, passes_s: f64) -> f64 {
         let c = cuts.configuration();
-        let table = self.table(Inside::of(c));
+        let table = self.table(self.estimator.inside(c));
         if c.recompute != Recompute::Full {
             return self.least_worth(passes_s, &table, c);
         }
@@ -364,7 +363,7 @@ impl Space<'_> {
         }
         // Neighbours that compute less again have more room.
         let fast = Configuration { recompute: Recompute::None, ..cuts.configuration().clone() };
-        let table = self.table(Inside::of(&fast));
+        let table = self.table(self.estimator.inside(&fast));
         let fast = self.all_cuts(path, &fast, &table);
         let (least, _) = self.least(path, &fast, Recompute::None);
         let room = self.room(path, &fast, &least, below_s);
@@ -436,7 +435,7 @@ impl Space<'_> {
             None => self.best_cut(path, &c, [bytes_max, f64::INFINITY], LOOKS[0]).0,
         };
         if self.unfinished.borrow().contains_key(path) {
-            let table = self.table(Inside::of(&best.0));
+            let table = self.table(self.estimator.inside(&best.0));
             self.descend(&mut best, bytes_max, &table);
         }
         if best.0.stage_layers == even(self.domain.layers, best.0.pp) {

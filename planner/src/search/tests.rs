@@ -14,7 +14,6 @@ use super::request::{EVALUATIONS_MAX, SearchRequest, search};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
 use crate::configuration::{Configuration, Recompute, USUAL_ORDER, Zero};
-use crate::estimate::price::Inside;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, profile};
@@ -338,7 +337,7 @@ fn replays_take_as_long_as_the_search_says() {
             let parts = step.breakdown;
             let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
             let ours = parts.total_s() - after_s - parts.offload_s - parts.send_s;
-            let prices = estimator.prices(Inside::of(&c));
+            let prices = estimator.prices(estimator.inside(&c));
             let replayed = Line::new(&c, &prices, space.count(&c) as usize, 0.0).replay();
             let off = ours / replayed - 1.0;
             let about = format!("SEED={seed}: {model}, {c}: {ours} s, replayed {replayed} s");

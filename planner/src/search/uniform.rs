@@ -152,7 +152,7 @@ impl<'a> Space<'a> {
 
     /// The step of a whole configuration.
     pub fn step(&self, c: &Configuration) -> Step {
-        self.estimator.step(c, &self.table(Inside::of(c)).prices, self.count(c))
+        self.estimator.step(c, &self.table(self.estimator.inside(c)).prices, self.count(c))
     }
 
     /// The configuration of a leaf, with its stages cut by their times where that is faster.
@@ -169,7 +169,7 @@ impl<'a> Space<'a> {
         if self.is_free(&even) {
             return self.found(path, even, bytes_max);
         }
-        let table = self.table(Inside::of(&even));
+        let table = self.table(self.estimator.inside(&even));
         let count = self.count(&even);
         let mut best = (even.clone(), self.estimator.step(&even, &table.prices, count));
         let recomputed = AGAIN.iter().position(|recomputed| *recomputed == even.recompute);
@@ -218,7 +218,7 @@ impl<'a> Space<'a> {
     fn unplaced(&self, path: &Path) -> f64 {
         if path.values().len() + 1 == INSIDE {
             let c = decisions::configuration(&self.domain, path);
-            let table = self.table(Inside::near(&c));
+            let table = self.table(self.estimator.inside(&c).near());
             let passes_s = table.passes_s(c.pp, self.count(&c), table.bottleneck_s(c.pp));
             return self.least_worth(passes_s, &table, &c);
         }
@@ -238,7 +238,7 @@ impl<'a> Space<'a> {
         if orders[..at].iter().any(|(_, other)| *other == orders[at].1) {
             return f64::INFINITY;
         }
-        let table = self.table(Inside::of(&c));
+        let table = self.table(self.estimator.inside(&c));
         let bottleneck_s = match self.may_be_uneven(&c) {
             true => table.balanced(c.pp, 0).least_s,
             false => table.bottleneck_s(c.pp),
@@ -277,7 +277,7 @@ impl<'a> Space<'a> {
         if self.shards_too_little(&c) {
             return Score { seconds: f64::INFINITY, bytes: 0.0 };
         }
-        let table = self.table(Inside::of(&c));
+        let table = self.table(self.estimator.inside(&c));
         if self.is_free(&c) {
             return self.bound_of_all_cuts(path, &c, &table, below);
         }
@@ -407,7 +407,7 @@ impl<'a> Space<'a> {
 
     /// Bytes that no leaf below has less of.
     pub(super) fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
-        let table = self.table(Inside::of(c));
+        let table = self.table(self.estimator.inside(c));
         let count = self.count(c);
         let mut least = f64::INFINITY;
         for mut small in self.smallest(c, decided) {
@@ -559,7 +559,7 @@ impl Tree for Space<'_> {
     /// Where nothing but time is to be small: what there is, if any cut fits.
     fn bytes(&self, path: &Path) -> f64 {
         let mut c = decisions::configuration(&self.domain, path);
-        let (table, count) = (self.table(Inside::of(&c)), self.count(&c));
+        let (table, count) = (self.table(self.estimator.inside(&c)), self.count(&c));
         let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
         let mut least = f64::INFINITY;
         for stages in self.cuts(&c, &table, recomputed.as_slice()) {

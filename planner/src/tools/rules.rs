@@ -10,6 +10,7 @@ use super::releases::{CORE_0_13, DEEPSPEED_0_16};
 use super::torchtitan::{named_shard, shares_weights, torchtitan_ends};
 use super::{Case, Form, Reads, Rule};
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER};
+use crate::estimate::profile::ExpertPlacement;
 use ir::Axis;
 
 /// Megatron-LM's other order of ranks, in which stages lie inside of copies.
@@ -78,7 +79,10 @@ pub(super) const MEGATRON: &[Rule] = &[
     }),
     // `--expert-tensor-parallel-size` times `--expert-model-parallel-size` ranks hold the experts.
     rule("expert-parallel ranks beside tensor-parallel ranks", Reads::Experts, |of| {
-        !of.c.ep.is_multiple_of(of.c.tp) && !of.c.tp.is_multiple_of(of.c.ep)
+        of.c.etp == 0 && !of.c.ep.is_multiple_of(of.c.tp) && !of.c.tp.is_multiple_of(of.c.ep)
+    }),
+    rule("slices of experts before Megatron-Core", Reads::Experts, |of| {
+        before_core(of) && of.c.etp > 0
     }),
     // megatron/core/transformer/moe/moe_layer.py, `forward`: refused in training.
     rule(
@@ -160,7 +164,7 @@ pub(super) const DEEPSPEED: &[Rule] = &[
     KEY_HEADS,
     // deepspeed/moe/layer.py: `MoE(ep_size=…)`.
     rule("expert-parallel ranks, which are set where the model is built", Reads::Experts, |of| {
-        of.c.ep > 1
+        of.c.ep > 1 || of.c.etp > 0
     }),
     rule("sequence parallelism of tensor-parallel ranks", Reads::Sequence, |of| {
         of.c.sequence_parallel
@@ -197,7 +201,8 @@ pub(super) const TORCHTITAN: &[Rule] = &[
     KEY_HEADS,
     // torchtitan/distributed/parallel_dims.py: "Currently we only support ETP=TP or ETP=1".
     rule("experts that are cut over a part of the tensor-parallel ranks", Reads::Experts, |of| {
-        of.c.ep > 1 && !of.c.ep.is_multiple_of(of.c.tp)
+        let slices = ExpertPlacement::FromTensor.slices(of.c);
+        of.c.ep > 1 && ![1, of.c.tp].contains(&slices)
     }),
     // `apply_tp` lays norms and residuals out as `Shard(1)`.
     rule("tensor parallelism without sequence parallelism", Reads::Sequence, |of| {
@@ -250,7 +255,7 @@ fn makes_stages(of: &Case<'_>) -> bool {
 
 pub(super) const CALCULON: &[Rule] = &[
     rule("context parallelism", Reads::Mesh, |of| of.c.cp > 1),
-    rule("expert parallelism", Reads::Experts, |of| of.c.ep > 1),
+    rule("expert parallelism", Reads::Experts, |of| of.c.ep > 1 || of.c.etp > 0),
     PLACEMENT,
     GPIPE,
     ZB_H1,

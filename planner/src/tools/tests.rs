@@ -60,6 +60,9 @@ pub(crate) fn random(seed: u64) -> (Configuration, Sizes) {
         [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp],
         [Axis::Cp, Axis::Tp, Axis::Dp, Axis::Pp],
     ][pick(&[0, 1, 2, 3]) as usize];
+    if pick(&[0, 0, 0, 1]) == 1 {
+        c.etp = pick(&[1, c.tp]);
+    }
     let sizes = Sizes {
         layers: 24,
         seq: pick(&[4096, 4096, 1001]),
@@ -74,7 +77,7 @@ fn until(c: &Configuration, reads: Reads) -> Configuration {
     let mut c = c.clone();
     let open = Configuration::default();
     if reads < Reads::Experts {
-        c.ep = open.ep;
+        (c.ep, c.etp) = (open.ep, open.etp);
     }
     if reads < Reads::Sequence {
         (c.sequence_parallel, c.microbatch) = (open.sequence_parallel, open.microbatch);

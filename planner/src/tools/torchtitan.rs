@@ -1,6 +1,7 @@
 //! How torchtitan shares layers and weights: github.com/pytorch/torchtitan, release 0.2.1.
 
 use crate::configuration::Configuration;
+use crate::estimate::profile::ExpertPlacement;
 
 /// Layers of `count` chunks, first to last, where the embedding counts as `first` layers and the
 /// head as `last` (`generate_llm_fqn_per_model_part`); none where torchtitan refuses.
@@ -52,5 +53,6 @@ pub fn shard_degree(c: &Configuration) -> u32 {
 }
 
 pub(super) fn shares_weights(c: &Configuration, shard: u32) -> bool {
-    shard.saturating_mul(c.cp).saturating_mul(c.tp).is_multiple_of(c.ep) || shard == c.dp
+    let shared = c.ep.saturating_mul(ExpertPlacement::FromTensor.slices(c));
+    shard.saturating_mul(c.cp).saturating_mul(c.tp).is_multiple_of(shared) || shard == c.dp
 }

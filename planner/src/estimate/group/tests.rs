@@ -4,8 +4,12 @@ use ir::random::mix;
 
 use super::*;
 use crate::configuration::USUAL_ORDER;
+use crate::estimate::experts::{ExpertPlacement, ExpertRanks};
 use crate::search::oracle::seeds;
 use crate::search::tests::permutations;
+
+const PLACEMENTS: [ExpertPlacement; 2] =
+    [ExpertPlacement::BesideTensor, ExpertPlacement::FromTensor];
 
 /// Ranks of a job, by what they have in common.
 type Groups = BTreeMap<Vec<u64>, Vec<u64>>;
@@ -67,8 +71,24 @@ fn taken(ranks: u64, node: u64) -> u64 {
 
 /// A random divisor.
 fn divisor(n: u64, random: &mut impl FnMut(u64) -> u64) -> u64 {
+    divisor_at(n, random(n))
+}
+
+/// A divisor by a number that says which.
+fn divisor_at(n: u64, which: u64) -> u64 {
     let all: Vec<u64> = (1..=n).filter(|d| n.is_multiple_of(*d)).collect();
-    all[random(all.len() as u64) as usize]
+    all[which as usize % all.len()]
+}
+
+/// The ranks that share experts, and those that have the same ones: beside `tp` where all of its
+/// ranks slice experts, else neighbours of the stage.
+fn experts_lie(c: &Configuration, [data, stage]: [&Groups; 2], e: &ExpertRanks) -> [Groups; 2] {
+    let (ep, slices) = (u64::from(c.ep), e.slices.size());
+    if slices == u64::from(c.tp) {
+        return [parts(data, ep, false), parts(data, ep, true)];
+    }
+    let near = parts(stage, ep * slices, false);
+    [parts(&near, slices, true), parts(stage, ep * slices, true)]
 }
 
 /// In all orders of the axes, for random sizes: what a group's formula says of nodes and of larger
@@ -90,15 +110,17 @@ fn groups_lie_where_their_ranks_are() {
         let node = if are_powers { 1 << random(5) } else { 1 + random(18) };
         let ep = divisor(u64::from(tp * cp * dp), &mut random);
         let shard = divisor(u64::from(dp * cp), &mut random);
-        let expert_shard = divisor(u64::from(tp * cp * dp) / ep, &mut random);
+        let number = random(24);
         let domain = node * (1 + random(3));
         for order in permutations() {
             let ep = ep as u32;
             let c = Configuration { tp, cp, dp, pp, ep, order, ..Configuration::default() };
             use Axis::{Cp, Dp, Pp, Tp};
             let (data, stage) = (along(&c, &[Cp, Dp]), along(&c, &[Tp, Cp, Dp]));
-            let copies = parts(&stage, ep.into(), true);
-            let (ours, expert) = (Group::data(&c), Group::expert_copies(&c));
+            let ours = Group::data(&c);
+            let [beside, from] = PLACEMENTS.map(|placement| ExpertRanks::of(&c, placement));
+            let lie = [beside, from].map(|experts| experts_lie(&c, [&data, &stage], &experts));
+            let shards = [beside, from].map(|e| divisor_at(e.copies.size(), number));
             for (what, group, ranks) in [
                 ("tp", Group::along(&c, Tp), along(&c, &[Tp])),
                 ("cp", Group::along(&c, Cp), along(&c, &[Cp])),
@@ -108,16 +130,20 @@ fn groups_lie_where_their_ranks_are() {
                 ("shards", ours.first(shard), parts(&data, shard, false)),
                 ("their copies", ours.every(shard), parts(&data, shard, true)),
                 ("stage", Group::stage(&c), stage.clone()),
-                ("experts", Group::experts(&c), parts(&stage, ep.into(), false)),
-                ("their copies", expert, copies.clone()),
-                ("their shards", expert.first(expert_shard), parts(&copies, expert_shard, false)),
-                ("copies", expert.every(expert_shard), parts(&copies, expert_shard, true)),
+                ("experts beside tp", beside.ranks, lie[0][0].clone()),
+                ("their copies", beside.copies, lie[0][1].clone()),
+                ("shards", beside.copies.first(shards[0]), parts(&lie[0][1], shards[0], false)),
+                ("copies", beside.copies.every(shards[0]), parts(&lie[0][1], shards[0], true)),
+                ("experts from tp", from.ranks, lie[1][0].clone()),
+                ("their copies", from.copies, lie[1][1].clone()),
+                ("shards", from.copies.first(shards[1]), parts(&lie[1][1], shards[1], false)),
+                ("copies", from.copies.every(shards[1]), parts(&lie[1][1], shards[1], true)),
             ] {
                 for reach in [node, domain] {
                     let used = reach / node * taken(c.ranks(), node);
                     let (found, truth) = (group.spread(reach, node), counted(&ranks, used));
                     let about = format!(
-                        "SEED={seed}: {what} of {c}, shards of {shard} and {expert_shard}, {reach} \
+                        "SEED={seed}: {what} of {c}, shards of {shard} and {shards:?}, {reach} \
                          devices in nodes of {node}: {found:?}, counted {truth:?}"
                     );
                     assert!(ranks.values().all(|all| all.len() as u64 == group.size()), "{about}");

@@ -70,7 +70,7 @@ fn more_tokens_are_never_faster() {
                 let job = Job { global_batch: 1, arithmetic };
                 let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
                 let c = Configuration { tp, ep, ..Configuration::default() };
-                let inside = Inside::near(&c);
+                let inside = estimator.inside(&c).near();
                 let price = estimator.prices(inside).first;
                 let alone = |pass: &Pass| if tp * ep == 1 { pass.total_s() } else { 0.0 };
                 let now = [
@@ -101,7 +101,8 @@ fn the_busiest_rank_counts() {
     let cluster = Cluster::load_on("h100", &machine).unwrap();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
     // Tokens go to each of their experts alone, so that twice as many are twice as far.
-    let profile = profile::Profile { experts_once: false, ..profile::GANTLINE };
+    let profile =
+        profile::Profile { experts_once: false, experts_again: false, ..profile::GANTLINE };
     let price = |top_k: u32, busiest: f64, ep: u32| {
         let experts =
             Item::Experts { count: 64, top_k, width: 2048, ffn: 1408, gated: true, busiest: 1.0 };
@@ -121,7 +122,7 @@ fn the_busiest_rank_counts() {
         let work = work.routed_unevenly(busiest).unwrap();
         let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let c = Configuration { ep, dp: 64, ..Configuration::default() };
-        estimator.prices(Inside::of(&c)).layers[0].1
+        estimator.prices(estimator.inside(&c)).layers[0].1
     };
     for ep in [8, 32] {
         let [even, busy, twice] = [price(2, 1.0, ep), price(2, 2.0, ep), price(4, 1.0, ep)];

@@ -6,8 +6,8 @@ use super::sharded::{
     TORCHTITAN_EAGER, TORCHTUNE, XLA,
 };
 use super::{
-    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective, Stated,
-    VocabularyPadding, Whole,
+    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, Profile, Selective,
+    Stated, VocabularyPadding, Whole,
 };
 
 /// What an allocator that takes the smallest block that fits leaves unused of what comes and goes,
@@ -57,6 +57,8 @@ pub const GANTLINE: Profile = Profile {
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
     frees_late: false,
+    experts: ExpertPlacement::BesideTensor,
+    experts_again: true,
     experts_once: true,
     balances_stages: false,
     usual_recompute: "none",
@@ -119,6 +121,8 @@ const MEGATRON_2020: Profile = Profile {
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
     frees_late: false,
+    experts: ExpertPlacement::FromTensor,
+    experts_again: false,
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",
@@ -224,6 +228,15 @@ pub const MEGATRON_BRIDGE: Profile = Profile {
     ..MEGATRON_2022
 };
 
+/// NeMo containers of 2024: Megatron-Core up to 0.9, where ranks that share experts lie along the
+/// data-parallel axis and all ranks of `tp` slice experts, unless a run says otherwise.
+const NEMO_2024: Profile = Profile {
+    name: "nemo-24",
+    experts: ExpertPlacement::BesideTensor,
+    source: "github.com/NVIDIA/Megatron-LM core_r0.8.0: megatron/core/parallel_state.py",
+    ..MEGATRON_BRIDGE
+};
+
 /// The same with its container 25.09, whose routed runs drop tokens: their shapes stand, and they
 /// are launched as graphs.
 const MEGATRON_BRIDGE_2509: Profile = Profile {
@@ -316,6 +329,8 @@ const NANOTRON: Profile = Profile {
     tensor_operations: 4.0,
     // `_RowLinearAsyncCommunication`; what it gathers goes into buffers that stay (`MemoryBuffer`).
     frees_late: true,
+    experts: ExpertPlacement::FromTensor,
+    experts_again: false,
     experts_once: false,
     balances_stages: true,
     usual_recompute: "none",
@@ -357,7 +372,7 @@ const VTRAIN: Profile = Profile {
 pub const DEFAULT: Profile = Profile { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All profiles, ours first.
-pub static PROFILES: [Profile; 23] = [
+pub static PROFILES: [Profile; 24] = [
     GANTLINE,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -366,6 +381,7 @@ pub static PROFILES: [Profile; 23] = [
     NEMO,
     MEGATRON_BRIDGE,
     MEGATRON_BRIDGE_2509,
+    NEMO_2024,
     MEGATRON_CORE_SERIAL,
     LLM_FOUNDRY,
     TORCH_FSDP,
@@ -401,7 +417,11 @@ pub fn of_framework(name: &str) -> Option<Profile> {
     } else if has("nemo") {
         // Since 24.01 it runs Megatron-Core with Transformer Engine.
         let is_old = has("launcher") || has("nemo 22") || has("nemo 23") || has("nemo-megatron");
-        if is_old { NEMO } else { MEGATRON_BRIDGE }
+        match (is_old, has("nemo 24")) {
+            (true, _) => NEMO,
+            (false, true) => NEMO_2024,
+            (false, false) => MEGATRON_BRIDGE,
+        }
     } else if has("kempner") {
         KEMPNER
     } else if has("torchtune") {

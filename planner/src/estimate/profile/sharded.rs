@@ -2,8 +2,8 @@
 
 use super::parts::{EAGER, NO_HOST, NOTHING, WHOLE};
 use super::{
-    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective, Stated,
-    VocabularyPadding, Whole,
+    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, Profile, Selective,
+    Stated, VocabularyPadding, Whole,
 };
 
 /// llm-foundry with Composer and FSDP, 2023.
@@ -53,6 +53,8 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
     frees_late: false,
+    experts: ExpertPlacement::FromTensor,
+    experts_again: false,
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",

@@ -18,7 +18,7 @@ pub(in crate::search) fn score(
     let used = layouts.iter().map(|(group, c)| {
         // The layers of a stage are those of the cut.
         let configuration = Configuration { pp: whole.pp, stage_layers: Vec::new(), ..c.clone() };
-        let inside = Used::inside(&configuration, c.pp);
+        let inside = lines.inside(*group, &configuration, c.pp);
         let seconds = lines.seconds(*group, inside);
         Used { group: *group, inside, stages: c.pp, configuration, seconds }
     });

@@ -64,13 +64,14 @@ mod tests {
     use super::*;
     use crate::configuration::Configuration;
     use crate::estimate::price::Inside;
+    use crate::estimate::profile::ExpertPlacement;
     use crate::search::oracle::{Random, seeds};
 
     /// Groups with stages that take so long for all layers of each class.
     fn used(groups: &[(u32, Vec<f64>)]) -> Vec<Used> {
         let one = |(group, (stages, classes)): (usize, &(u32, Vec<f64>))| {
             let configuration = Configuration::default();
-            let inside = Inside::of(&configuration);
+            let inside = Inside::of(&configuration, ExpertPlacement::FromTensor);
             let classes: Rc<[[f64; 3]]> = classes.iter().map(|s| [*s, *s, 2.0 * s]).collect();
             let all =
                 [0, 1, 2].map(|recomputed| classes.iter().map(|class| class[recomputed]).sum());

@@ -50,7 +50,7 @@ fn lines_on_one_kind_of_devices_are_its_steps() {
         let count = 1 + below(12) as u64;
         let job = Job { global_batch: count * u64::from(dp), arithmetic: Arithmetic::Half };
         let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
-        let prices = estimator.prices(Inside::of(&c));
+        let prices = estimator.prices(estimator.inside(&c));
         let section =
             Section { estimator: &estimator, configuration: &c, prices: &prices, link: None };
         let whole = estimator.step(&c, &prices, count);
@@ -164,7 +164,7 @@ fn best_cut(
     let insides = configurations
         .iter()
         .zip(stages)
-        .map(|((_, c), pp)| Inside::of(&Configuration { pp: *pp, ..c.clone() }));
+        .map(|((group, c), pp)| all[*group].inside(&Configuration { pp: *pp, ..c.clone() }));
     let pairs = configurations.iter().zip(insides);
     let prices: Vec<Prices> =
         pairs.map(|((group, _), inside)| all[*group].prices(inside)).collect();
@@ -246,8 +246,9 @@ fn check_told(asked: &GroupRequest<'_>, found: &HeteroPipeline) {
     let configurations: Vec<Configuration> = found.parts.iter().map(whole).collect();
     let estimators = found.parts.iter().map(|part| asked.estimator(part.group).unwrap());
     let estimators: Vec<Estimator<'_>> = estimators.collect();
-    let inside = found.parts.iter().map(|part| Inside::of(&part.configuration));
-    let prices: Vec<Prices> = estimators.iter().zip(inside).map(|(e, i)| e.prices(i)).collect();
+    let parts = estimators.iter().zip(&found.parts);
+    let prices: Vec<Prices> =
+        parts.map(|(all, part)| all.prices(all.inside(&part.configuration))).collect();
     let sections: Vec<(Section<'_>, &[u32])> = (0..found.parts.len())
         .map(|at| {
             let (estimator, prices) = (&estimators[at], &prices[at]);

@@ -244,7 +244,6 @@ fn execution_flags(c: &Configuration, decoder: &Decoder) -> Vec<String> {
     flag(c.tp > 1 && c.sequence_parallel, "--tp-comm-overlap");
     if decoder.shape.routed.is_some() {
         if c.ep > 1 {
-            flag(true, &format!("--expert-tensor-parallel-size {}", (c.tp / c.ep).max(1)));
             flag(true, "--moe-token-dispatcher-type flex");
             flag(true, "--moe-enable-deepep");
         } else {

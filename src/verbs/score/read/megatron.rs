@@ -2,6 +2,7 @@
 
 use ir::{Axis, Diagnostic};
 use planner::configuration::{Configuration, Place, Recompute};
+use planner::estimate::profile::ExpertPlacement;
 
 use super::said::Said;
 use super::{DecoderSizes, Known, Layout, Overlap, data_parallel_ranks};
@@ -92,7 +93,7 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     }
     check_layers(&mut said, known.layers);
     check_decoder(&mut said, known.decoder);
-    check_experts(&mut said, &c);
+    read_experts(&mut said, &mut c);
     let overlap = Overlap {
         gradients: said.has("--overlap-grad-reduce"),
         weights: said.has("--overlap-param-gather"),
@@ -195,15 +196,12 @@ fn check_decoder(said: &mut Said, decoder: Option<DecoderSizes>) {
     }
 }
 
-/// Says where experts are cut otherwise than they are priced.
-fn check_experts(said: &mut Said, c: &Configuration) {
-    let name = "--expert-tensor-parallel-size";
-    let priced = (c.tp / c.ep.max(1)).max(1);
-    let cut = said.size(name).unwrap_or(c.tp);
-    if c.ep > 1 && cut != priced {
-        said.notes.push(format!(
-            "`{name}` is {cut}: experts are priced as cut over {priced} tensor-parallel ranks"
-        ));
+/// Reads how experts are cut inside: over all ranks of `tp` where nothing says it.
+fn read_experts(said: &mut Said, c: &mut Configuration) {
+    let has_experts = said.size("--num-experts").is_some() || c.ep > 1;
+    let slices = said.size("--expert-tensor-parallel-size").unwrap_or(c.tp);
+    if has_experts && slices != ExpertPlacement::FromTensor.slices(c) {
+        c.etp = slices;
     }
     // DeepEP is what the profile has where experts lie on several ranks.
     let dispatcher = said.text("--moe-token-dispatcher-type");

@@ -2,6 +2,7 @@
 
 use ir::Diagnostic;
 use planner::configuration::{Configuration, Recompute, Schedule, Zero};
+use planner::estimate::profile::ExpertPlacement;
 use planner::tools::torchtitan_chunks;
 
 use super::megatron::leave_out_usual;
@@ -62,6 +63,10 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
         ..Configuration::default()
     };
     c.sequence_parallel = c.tp > 1;
+    let slices = said.size("parallelism.expert_tensor_parallel_degree").unwrap_or(1);
+    if c.ep > 1 && slices != ExpertPlacement::FromTensor.slices(&c) {
+        c.etp = slices;
+    }
     let copies = said.count("parallelism.data_parallel_replicate_degree");
     let name = "parallelism.data_parallel_shard_degree";
     let is_rest = said.text(name).is_none_or(|text| text == "-1");
