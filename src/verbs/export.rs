@@ -12,6 +12,7 @@ use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use planner::elaborate::Name;
+use planner::estimate::profile::GANTLINE;
 use planner::search::interop::{NO_SCORES, Tool, Use, export};
 use serde_json::Value;
 
@@ -146,6 +147,10 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
     if configuration.microbatch_count(purpose.global_batch.into()).is_none() {
         let headline = format!("{} samples are no multiple of dp · mbs", purpose.global_batch);
         return Err(bad(headline).into());
+    }
+    // Plans of other executors mean by a name what their tools do.
+    if document["executor"]["profile"] == GANTLINE.name {
+        return exported(args, &slicing_experts(&configuration), purpose, tool);
     }
     exported(args, &configuration, purpose, tool)
 }

@@ -71,6 +71,39 @@ fn ranks_that_share_experts_drop_the_same_elements() {
     check_batch(dropped, &[mesh([1, 2, 1]), mesh([1, 4, 2])], &|_| {});
 }
 
+/// Experts of which a rank has the only copies are updated and rounded where they are, whatever is
+/// shared of other weights: the losses are the same.
+#[test]
+fn experts_without_copies_stay_where_they_are() {
+    let scratch = tiny("one-copy");
+    let config = r#"{"model_type": "mixtral", "vocab_size": 256, "max_position_embeddings": 32,
+        "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}"#;
+    scratch.write("mix/config.json", config);
+    let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --lr 0.05 \
+                 --val-every 0 --steps 3 --ranks 4 --dtype bf16 --precision parameters=bf16 \
+                 --precision master=f32";
+    let mut first = None;
+    for (states, offload) in [("f32", "device"), ("f8e4m3", "device"), ("f32", "host")] {
+        for zero in 0..4 {
+            let run = format!("{states}-{offload}-{zero}");
+            let fixed = format!("ep=4,dp=4,mbs=1,zero={zero},offload-optimizer={offload}");
+            let line = format!("train mix {flags} --precision states={states} --fix {fixed}");
+            scratch.answer(&format!("{line} --out {run}"));
+            let lines = std::fs::read_to_string(scratch.0.join(&run).join("metrics.jsonl"));
+            let lines = lines.expect("a run has metrics");
+            let numbers = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+            let losses: Vec<f64> =
+                numbers.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect();
+            assert_eq!(losses.len(), 3, "{run}");
+            let first: &Vec<f64> = first.get_or_insert_with(|| losses.clone());
+            let most = if states == "f32" { 1e-4 } else { 1e-2 };
+            let off = losses.iter().zip(first).map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max);
+            assert!(off < most, "{run}: {losses:?}, not {first:?}");
+        }
+    }
+}
+
 /// A mixture of experts trains on four ranks as on one, whoever has which expert, goes on under
 /// another plan, and is exported with one tensor for each expert.
 #[test]

@@ -217,6 +217,38 @@ impl<'a> Rank<'a> {
         place.parts.iter().filter_map(of).collect()
     }
 
+    /// As [`Rank::weights`]; of the piece of a bucket that is all of it, the weights of the bucket.
+    fn updated(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
+        let found = self.weights(place);
+        let [(ref piece, at)] = found[..] else { return found };
+        let Some(bucket) = at.checked_sub(self.program.weights.len()) else { return found };
+        let bucket = self.buffer(BufferId(bucket as u32));
+        let original = self.original(place);
+        let [(_, Owner::Buffer(owner))] = original.as_ref().unwrap_or(place).parts[..] else {
+            return found;
+        };
+        let elements = |at: u32| {
+            let buffer = &self.program.buffers[at as usize];
+            buffer.bytes / buffer.dtype.size()
+        };
+        let Some((role, whole)) = self.bucket(place) else { return found };
+        let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK as u64 } else { 1 };
+        if elements(owner) * per != elements(whole.0) {
+            return found;
+        }
+        let size = self.program.buffers[whole.0 as usize].dtype.size();
+        let start = bucket.range.start;
+        let of = |(range, owner): &(Range<u64>, Owner)| {
+            let before = (range.start - start) / size;
+            let part = Place { range: range.clone(), parts: vec![(range.clone(), *owner)] };
+            let (elements, weight) = self.weights_of_parts(&part).pop()?;
+            let from = piece.start.max(before) - before + elements.start;
+            let to = piece.end.checked_sub(before)?.min(elements.end);
+            (from < to).then_some((from..to, weight))
+        };
+        bucket.parts.iter().filter_map(of).collect()
+    }
+
     /// Parameters and states are changed by the gradients and states of the same elements.
     pub(super) fn check_pairs(
         &self,
@@ -225,8 +257,8 @@ impl<'a> Rank<'a> {
         outputs: &[Place],
     ) {
         for output in outputs.iter().filter(|place| self.is_kept(place)) {
-            let changed = self.weights(output);
-            let mut paired = inputs.iter().map(|place| self.weights(place));
+            let changed = self.updated(output);
+            let mut paired = inputs.iter().map(|place| self.updated(place));
             if paired.any(|weights| !weights.is_empty() && weights != changed) {
                 let text = "updates parameters by what belongs to other elements".to_owned();
                 world.findings.add_at(world.setup, "E2115", self.at(), text);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::DType;
-use ir::plan::Offload;
+use ir::plan::{Offload, Place};
 use ir::precision::Precision;
 use ir::program::{BufferId, Contents, Member, STATE_BLOCK, ShardRole};
 use serde::Serialize;
@@ -143,6 +143,7 @@ impl Store {
     }
 
     fn place_unit(&mut self, mut unit: Unit, gathers: bool, states: usize) {
+        let gathers = gathers && !self.has_whole(&unit.region);
         unit.params = match gathers {
             true => self.whole(unit.all(), Passing::Gathered, (0, 0)).view,
             false => self.resident(&unit),
@@ -160,6 +161,14 @@ impl Store {
             self.buckets.push(bucket);
         }
         self.units.push(unit);
+    }
+
+    /// Whether this rank has all of what others would gather, beside the masters: experts of which
+    /// no other rank has copies.
+    fn has_whole(&self, region: &Region) -> bool {
+        let is_apart = self.precision.master.is_some() || region.is_frozen;
+        let is_here = self.offload.parameters == Place::Device;
+        is_apart && is_here && self.shards.pieces(region.is_expert) == 1
     }
 
     /// The parameters of a unit, whole, and the view of all.

@@ -278,7 +278,7 @@ impl Terms<'_> {
         let activations_bytes =
             (kept - made) * on_device(c.offload.activations) + made + here + sent;
         // Each is at its peak when the other is not there.
-        let pieces = self.piece_bytes(c, [parameters, shards]) - activations_bytes;
+        let pieces = self.piece_bytes(c, stage) - activations_bytes;
         let [of_layer, of_end] = self.passing_bytes(c, stage);
         // By then the loss has read what its end of the model keeps.
         let of_experts = (room - stage.end_saved).max(0.0);
@@ -307,16 +307,18 @@ impl Terms<'_> {
         }
     }
 
-    /// Bytes of the pieces of gradients and weights that an update over sharded states makes, of
-    /// `parameters` parameters of which a rank updates `shards`.
-    fn piece_bytes(&self, c: &Configuration, [parameters, shards]: [f64; 2]) -> f64 {
+    /// Bytes of the pieces of gradients and weights that an update over sharded states makes.
+    fn piece_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
         let Profile { weight_bytes, gradient_bytes, updates_in_pieces, .. } = *self.profile;
-        if !updates_in_pieces || c.zero.stage != 1 || shards >= parameters {
+        let weights = self.weights(c, stage);
+        if !updates_in_pieces || c.zero.stage != 1 || weights.iter().all(|w| w.shard == 1) {
             return 0.0;
         }
-        // Narrow weights are rounded from what is updated.
+        // Narrow weights are rounded from what is updated; all that there are, where they lie.
         let rounded = if weight_bytes < gradient_bytes { weight_bytes } else { 0.0 };
-        shards * (gradient_bytes + rounded)
+        let bytes =
+            |w: &Weights| w.held() * (gradient_bytes + if w.shard > 1 { rounded } else { 0.0 });
+        weights.iter().map(bytes).sum()
     }
 
     /// Bytes of moments that are not as many for each parameter, of a shard where the optimizer
@@ -330,20 +332,27 @@ impl Terms<'_> {
     /// where they are sharded between calls or lie elsewhere. Weights of the next call are
     /// gathered, or fetched, meanwhile.
     fn passing_bytes(&self, c: &Configuration, stage: &Stage) -> [f64; 2] {
-        let shards = self.weights(c, stage).map(|weights| weights.held());
         let is_fetched = c.offload.parameters != Place::Device;
         let is_shared = c.zero.stage > 1 && c.dp * c.cp > 1;
         if self.profile.whole != Whole::Calls || !is_shared && !is_fetched {
             return [0.0; 2];
         }
         let layers = stage.layers.max(1.0);
-        let layer = (stage.parameters - stage.end_parameters + stage.expert_parameters) / layers;
-        // What a micro-batch adds to the piece of the sum that this rank keeps.
-        let dense = (1.0 - stage.end_parameters / stage.parameters.max(1.0)).max(0.0);
-        let added = (shards[0] * dense + shards[1]) / layers;
+        let parameters = [stage.parameters - stage.end_parameters, stage.expert_parameters];
+        let layer = (parameters[0] + parameters[1]) / layers;
         let end = stage.end_parameters_most;
         let Profile { weight_bytes, gradient_bytes, .. } = *self.profile;
+        // What a rank has all of is where it is, beside masters; of sums it has no other piece.
+        let has_masters = weight_bytes < gradient_bytes;
         let gradient_bytes = if is_shared { gradient_bytes } else { 0.0 };
+        let [mut brought, mut added] = [0.0; 2];
+        for (parameters, weights) in parameters.into_iter().zip(self.weights(c, stage)) {
+            let is_cut = weights.shard > 1;
+            if is_cut || is_fetched || !has_masters {
+                brought += parameters / layers;
+            }
+            added += if is_cut { parameters / layers / weights.shard as f64 } else { 0.0 };
+        }
         let is_brought = c.zero.stage == 3 && is_shared || is_fetched;
         let gathered = if is_brought { weight_bytes } else { 0.0 };
         let [frozen, of_ends] = match is_brought {
@@ -351,8 +360,8 @@ impl Terms<'_> {
             false => [0.0; 2],
         };
         [
-            layer * (2.0 * gathered + gradient_bytes) + added * gradient_bytes + 2.0 * frozen,
-            end * (gathered + gradient_bytes) + layer * gathered + of_ends + frozen,
+            brought * 2.0 * gathered + (layer + added) * gradient_bytes + 2.0 * frozen,
+            end * (gathered + gradient_bytes) + brought * gathered + of_ends + frozen,
         ]
     }
 

@@ -14,7 +14,7 @@ use super::decisions::SearchDomain;
 use super::table::Tables;
 use super::uniform::Space;
 use crate::cluster::Power;
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, Place};
 use crate::divisors::divisors;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
@@ -140,6 +140,13 @@ impl SearchResult {
     }
 }
 
+/// Whether anything is fixed to lie on a disk.
+fn asks_for_disk(limits: &Limits) -> bool {
+    let moved =
+        [Decision::OffloadOptimizer, Decision::OffloadParameters, Decision::OffloadActivations];
+    moved.into_iter().any(|decision| limits.fixed(decision) == Some(Place::Disk as usize))
+}
+
 impl SearchDomain {
     /// The frame of a workload.
     pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> SearchDomain {
@@ -150,8 +157,8 @@ impl SearchDomain {
             heads: legal::tensor_units(work),
             seq: work.seq,
             experts: legal::expert_units(work),
-            // Nothing is gained by a disk where the host's memory is not limited.
-            disk: false,
+            // Cluster files describe no disks: one is looked at where somebody asks for it.
+            disk: asks_for_disk(&limits),
             all_cuts: false,
             sizes: Sizes::of(work),
             uneven: limits.target().is_none_or(Target::takes_uneven_stages),

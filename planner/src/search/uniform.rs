@@ -393,10 +393,12 @@ impl<'a> Space<'a> {
             ..=SCHEDULE => [3, 2, 1, 0].map(|stage| Zero { stage, shard: 0 }).to_vec(),
             _ => vec![c.zero],
         };
-        let [optimizer, activations] = [Place::Host; 2];
+        // No limit is known of a disk.
+        let far = if self.domain.disk { Place::Disk } else { Place::Host };
+        let [optimizer, activations] = [far; 2];
         let away = |parameters| Offload { optimizer, parameters, activations };
         let offloads = match decided {
-            ..=ZERO => [Place::Host, Place::Device].map(away).to_vec(),
+            ..=ZERO => [far, Place::Device].map(away).to_vec(),
             _ => vec![c.offload],
         };
         let each = zeros

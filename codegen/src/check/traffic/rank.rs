@@ -357,7 +357,7 @@ impl<'a> Rank<'a> {
             }
         }
         self.note(world, label);
-        inputs.iter().for_each(|place| self.take_piece(place));
+        inputs.iter().for_each(|place| self.take_piece(place, &outputs));
         self.check_pairs(world, &inputs, &outputs);
         self.note_rounded(&outputs);
         self.count_normed(world, &inputs, &outputs);
@@ -574,9 +574,21 @@ impl<'a> Rank<'a> {
         notes.map(labelled).collect()
     }
 
-    /// A piece of a call's gradients is added.
-    fn take_piece(&mut self, place: &Place) {
-        if matches!(self.whole(place), Some(Contents::Shard { role: ShardRole::Term, .. })) {
+    /// A piece of a call's gradients is added, or all of them to the piece of a rank that has all.
+    fn take_piece(&mut self, place: &Place, outputs: &[Place]) {
+        let is_piece =
+            matches!(self.whole(place), Some(Contents::Shard { role: ShardRole::Term, .. }));
+        let is_sum = |output: &Place| match self.whole(output) {
+            Some(Contents::Shard { role: ShardRole::Grad, bucket }) => {
+                let length = |place: &Place| place.range.end - place.range.start;
+                let weights = self.weights(place);
+                length(place) == length(output)
+                    && !weights.is_empty()
+                    && self.weights(&self.buffer(*bucket)) == weights
+            }
+            _ => false,
+        };
+        if is_piece || outputs.iter().any(is_sum) {
             self.take_terms(place);
         }
     }

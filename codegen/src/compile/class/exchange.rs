@@ -313,7 +313,11 @@ impl Class<'_> {
         };
         let mut made = Scatter { unit: at, first: Vec::new(), later: Vec::new() };
         scatter(self, bucket.grads, &mut made.first);
-        if self.plan.microbatch_count > 1 || self.callers_here(unit) > 1 {
+        let is_again = self.plan.microbatch_count > 1 || self.callers_here(unit) > 1;
+        if is_again && ranks == 1 && dtype == exchanged {
+            // No other rank has terms.
+            add(self, [whole.view, bucket.grads], (dtype, bucket.piece), &mut made.later);
+        } else if is_again {
             let contents = Contents::Shard { role: ShardRole::Term, bucket: bucket.params };
             let sizes = vec![bucket.piece];
             let term = self.store.transient("term.shard", contents, dtype, sizes, span);

@@ -101,8 +101,10 @@ pub(super) fn update(
     for Piece { bucket, grads } in pieces {
         let is_rounded = class.plan.precision.master.is_some();
         let source = class.store.unit_of(bucket).and_then(|unit| unit.source);
+        let has_all = shards(class.plan).pieces(bucket.region.is_expert) == 1;
         let rounded = match source {
             Some(source) => is_rounded.then_some(source),
+            None if has_all && is_rounded => Some(bucket.params),
             None => is_rounded.then(|| transient(class, bucket, ShardRole::Rounded)),
         };
         all.push(Updated {
@@ -117,7 +119,8 @@ pub(super) fn update(
     }
     let mut gather = |class: &mut Class<'_>, at: usize, steps: &mut Vec<Step>| {
         let (bucket, rounded) = (&pieces[at].bucket, all[at].rounded);
-        if class.store.unit_of(bucket).is_some_and(|unit| unit.source.is_some()) {
+        let unit = class.store.unit_of(bucket);
+        if rounded == Some(bucket.params) || unit.is_some_and(|unit| unit.source.is_some()) {
             return;
         }
         let dtype = class.plan.precision.parameters;
