@@ -47,6 +47,7 @@ mod resolve;
 mod sizes;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use crate::random::DrawBits;
 use crate::{DType, Diagnostic, Module, Span};
@@ -145,6 +146,9 @@ pub struct Weight {
     pub source: Source,
     /// The layer that it belongs to; none for the embedding and what follows the last layer.
     pub layer: Option<usize>,
+    /// Whether it stays as it is in training: what transformers calls a buffer, or a parameter of
+    /// a graph that is `frozen`.
+    pub frozen: bool,
 }
 
 impl Weight {
@@ -374,14 +378,20 @@ fn not_built(description: &Description) -> Diagnostic {
 fn model(
     description: &Description,
     family: &FamilyModel,
-    module: Module,
+    mut module: Module,
     entries: Vec<String>,
 ) -> Model {
+    let weights = family.weights().all();
+    let frozen: BTreeSet<&str> =
+        weights.iter().filter(|weight| weight.frozen).map(|weight| weight.name.as_str()).collect();
+    if !frozen.is_empty() {
+        crate::freeze::freeze(&mut module, |name| frozen.contains(name));
+    }
     Model {
         name: description.name.clone(),
         module,
         entries,
-        weights: family.weights().all(),
+        weights,
         config: description.architecture.clone(),
         vocab: family.size("V"),
         positions_max: family.size("P"),

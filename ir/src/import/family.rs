@@ -192,6 +192,8 @@ struct WeightRule {
 enum WeightInit {
     Ones,
     Zeros,
+    /// Zeros that training leaves as they are.
+    Frozen,
     /// The standard deviation, and the row that is zero, if any.
     Normal(Box<Expr>, Option<Box<Expr>>),
 }

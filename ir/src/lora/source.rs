@@ -41,7 +41,7 @@ fn new_weight(
     source: Option<Source>,
 ) -> Weight {
     let source = source.unwrap_or_else(|| Source::whole(vec![name.clone()], dims.clone()));
-    Weight { name, dims, init, source, layer: candidate.weight.layer }
+    Weight { name, dims, init, source, layer: candidate.weight.layer, frozen: false }
 }
 
 fn names(weight: &Weight, which: &str) -> Vec<String> {

@@ -24,7 +24,7 @@ fn weight(
             Source::view(names, of.to_vec(), part.start, [(rows, width), (part.len(), 1)])
         }
     };
-    Weight { name: name.into(), dims: dims.to_vec(), init: Init::Zeros, source, layer: None }
+    Weight { name: name.into(), dims: dims.to_vec(), init: Init::Zeros, source, layer: None, frozen: false }
 }
 
 /// `qkv [3, 8]`, of which `q [3, 2, 2]` are the first columns; `out [2, 6]`; a buffer.

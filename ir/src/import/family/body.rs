@@ -13,6 +13,7 @@
 //! | `stack N w` | the weights `w0`, `w1`, … below each other |
 //! | `same %x` | `x` under another name |
 //! | `largest COUNT %x` | the largest elements along the last dim, and zeros for all others |
+//! | `chosen COUNT %x` | ones in the places of these, and zeros in all others |
 //! | `constant_like VALUE %x` | a number in the dims of `x` |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
@@ -32,7 +33,7 @@ use std::collections::BTreeMap;
 
 use super::expr::{Expr, Scope, Value};
 use super::rotary::{Angles, Ramp, Rotary};
-use super::routing::largest;
+use super::routing::{chosen, largest};
 use super::{Code, Family, FamilyModel, FieldKind, Line};
 use crate::DType;
 use crate::build::Builder;
@@ -324,6 +325,10 @@ impl Making<'_> {
             "largest" => {
                 let count = self.body.number(call.bare[0]) as usize;
                 largest(b, call.result, count, call.operands[0])
+            }
+            "chosen" => {
+                let count = self.body.number(call.bare[0]) as usize;
+                chosen(b, call.result, count, call.operands[0])
             }
             "constant_like" => {
                 b.constant_like(call.result, self.body.number(call.bare[0]), call.operands[0])

@@ -373,6 +373,8 @@ impl Reading<'_, '_> {
             partial_field: "partial_rotary_factor",
             is_longrope: false,
             scaled: true,
+            scores: false,
+            head_field: "head_dim",
         };
         for (name, expr) in arguments {
             let value = self.value(expr, name);
@@ -381,6 +383,10 @@ impl Reading<'_, '_> {
                 ("theta", _) => wanted.theta = value.number().unwrap_or(wanted.theta),
                 ("partial", _) => wanted.partial = value.number(),
                 ("scaled", Value::Flag(scaled)) => wanted.scaled = *scaled,
+                ("scores", Value::Flag(scores)) => wanted.scores = *scores,
+                ("head_field", _) => {
+                    wanted.head_field = expr.as_word().unwrap_or(wanted.head_field);
+                }
                 ("layers", _) => wanted.layers = expr.as_word(),
                 ("longrope", Value::Flag(is)) => wanted.is_longrope = *is,
                 ("partial_field", _) => {

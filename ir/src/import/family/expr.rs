@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `a[i]` is an entry of a list; functions are `sqrt`, `ln`, `min`, `max`, `floor`, and of a rotary
-//! embedding `theta`. A name that nothing stands for is an error, and so is arithmetic with `none`.
+//! embedding `score_gain`. A name that nothing stands for is an error, and so is arithmetic with `none`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -182,6 +182,10 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, String> {
         "floor" => number(0)?.floor(),
         "min" => number(0)?.min(number(1)?),
         "max" => number(0)?.max(number(1)?),
+        "score_gain" => {
+            let rotary = arguments.first().and_then(Value::rotary);
+            rotary.ok_or("it is no rotary embedding")?.score_gain
+        }
         _ => return Err(format!("there is no function `{name}`")),
     }))
 }

@@ -36,6 +36,9 @@ pub struct Rotary {
     pub scaling: Scaling,
     /// What cosines and sines are multiplied with.
     pub gain: f64,
+    /// What scores are multiplied with where a family asks for it (`scores=true`): the square of
+    /// `0.1 · mscale_all_dim · ln s + 1`, or 1 without `mscale_all_dim`.
+    pub score_gain: f64,
     /// As transformers 5 writes it.
     pub parameters: Map<String, Value>,
 }
@@ -146,6 +149,10 @@ pub(crate) struct Wanted {
     pub(crate) is_longrope: bool,
     /// Whether `rope_scaling` of older configs is about this one.
     pub(crate) scaled: bool,
+    /// Whether `mscale_all_dim` scales scores, whatever the type.
+    pub(crate) scores: bool,
+    /// The field of the elements of a head that rotate.
+    pub(crate) head_field: &'static str,
 }
 
 /// The names of the fields that [`read`] looks at, beside that of θ.
@@ -190,8 +197,14 @@ pub(crate) fn read(fields: &mut Fields<'_>, wanted: &Wanted) -> Rotary {
     let kind = inside.kind(wanted.is_longrope);
     inside.parameters.insert("rope_type".into(), json!(kind));
     inside.parameters.insert("rope_theta".into(), json!(theta));
-    let mut rotary =
-        Rotary { dim, theta, scaling: Scaling::Default, gain: 1.0, parameters: Map::new() };
+    let mut rotary = Rotary {
+        dim,
+        theta,
+        scaling: Scaling::Default,
+        gain: 1.0,
+        score_gain: 1.0,
+        parameters: Map::new(),
+    };
     match kind {
         "linear" => {
             let stretch = 1.0 / inside.required("factor") - 1.0;
@@ -210,9 +223,17 @@ pub(crate) fn read(fields: &mut Fields<'_>, wanted: &Wanted) -> Rotary {
         "llama3" => inside.llama3(wanted, &mut rotary),
         _ => {}
     }
+    if wanted.scores && kind != "default" {
+        rotary.score_gain = inside.score_gain();
+    }
     inside.warn_of_unknown();
     rotary.parameters = inside.parameters;
     rotary
+}
+
+/// `0.1 · by · ln s + 1` for a text that is `factor` times as long.
+fn mscale(factor: f64, by: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 }
 }
 
 /// The object of the parameters.
@@ -338,10 +359,10 @@ impl<'f, 't> Inside<'f, 't> {
                 true => format!("heads of {rotated} numbers cannot be rotated in pairs"),
                 false => format!("{rotated} of {} numbers cannot be rotated in pairs", wanted.head),
             };
-            let given = self.fields.given("head_dim");
-            let key = if given { "head_dim" } else { self.fields.key_of(&["hidden_size"]) };
+            let given = self.fields.given(wanted.head_field);
+            let key = if given { wanted.head_field } else { self.fields.key_of(&["hidden_size"]) };
             let wrong = self.fields.wrong("E1105", key, headline);
-            self.fields.report(wrong.help("write an even `head_dim`"));
+            self.fields.report(wrong.help(format!("write an even `{}`", wanted.head_field)));
             return (wanted.head + 1) & !1;
         }
         if wanted.partial.is_some() {
@@ -350,16 +371,19 @@ impl<'f, 't> Inside<'f, 't> {
         rotated
     }
 
+    /// As `yarn_apply_mscale` of transformers (`models/deepseek_v2`).
+    fn score_gain(&mut self) -> f64 {
+        let Some(all) = self.positive("mscale_all_dim") else { return 1.0 };
+        mscale(self.required("factor"), all).powi(2)
+    }
+
     fn yarn(&mut self, wanted: &Wanted, rotary: &mut Rotary) {
         let original = self.original(wanted) as f64;
         let factor = self.positive("factor").unwrap_or(wanted.positions as f64 / original);
-        let scale = |factor: f64, by: f64| {
-            if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 }
-        };
-        let (mscale, all) = (self.positive("mscale"), self.positive("mscale_all_dim"));
-        let usual = match (mscale, all) {
-            (Some(mscale), Some(all)) => scale(factor, mscale) / scale(factor, all),
-            _ => scale(factor, 1.0),
+        let (by, all) = (self.positive("mscale"), self.positive("mscale_all_dim"));
+        let usual = match (by, all) {
+            (Some(by), Some(all)) => mscale(factor, by) / mscale(factor, all),
+            _ => mscale(factor, 1.0),
         };
         rotary.gain = self.positive("attention_factor").unwrap_or(usual);
         let (fast, slow) = (self.positive("beta_fast"), self.positive("beta_slow"));

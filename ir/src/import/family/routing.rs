@@ -10,6 +10,13 @@ use crate::types::TensorType;
 /// The `count` largest elements of each row of the last dim, and zeros for all others. Of equal
 /// ones the first count as larger.
 pub(super) fn largest(b: &mut Builder<'_>, name: &str, count: usize, x: ValueId) -> ValueId {
+    let mask = chosen(b, "mask", count, x);
+    b.mul(name, x, mask)
+}
+
+/// Ones in the places of the `count` largest elements of each row of the last dim, and zeros in all
+/// others. Nothing of it depends smoothly on `x`: it has no gradient.
+pub(super) fn chosen(b: &mut Builder<'_>, name: &str, count: usize, x: ValueId) -> ValueId {
     let ty = b.ty(x).clone();
     let last = ty.ndim() - 1;
     let mut dims = ty.dims.clone();
@@ -22,6 +29,5 @@ pub(super) fn largest(b: &mut Builder<'_>, name: &str, count: usize, x: ValueId)
     let of_chosen = TensorType { dtype: ty.dtype, dims };
     let (yes, no) = (b.constant("yes", 1.0, of_chosen.clone()), b.constant("no", 0.0, of_chosen));
     let picks = b.push("picks", Op::Select, &[hit, yes, no]);
-    let mask = b.reduce("mask", Combiner::Sum, vec![last], picks);
-    b.mul(name, x, mask)
+    b.reduce(name, Combiner::Sum, vec![last], picks)
 }

@@ -219,6 +219,7 @@ fn read_weight(
     let init = match init {
         "ones" => WeightInit::Ones,
         "zeros" => WeightInit::Zeros,
+        "frozen(zeros)" => WeightInit::Frozen,
         _ => {
             let normal = init.strip_prefix("normal(").and_then(|init| init.strip_suffix(')'));
             let normal = normal.ok_or(format!("`{init}` starts no weight"))?;

@@ -8,6 +8,7 @@
 //! | `H` | an axis of the weight, found by its text: its size is that expression |
 //! | `3@1` | of 3 entries the one numbered 1 |
 //! | `H@G:N` | of N entries the H that begin at G, an axis `H` of the weight |
+//! | `(H D)@G:N` | of N entries the H · D that begin at G, two axes of the weight |
 //!
 //! The outermost axis of a weight may be several tensors: `experts.{E}.w1.weight [F, M]` of a
 //! weight `[E, F, M]`.
@@ -113,10 +114,8 @@ pub(super) fn largest_tensors(model: &FamilyModel) -> Vec<(String, Vec<usize>)> 
 
 /// An axis of a tensor.
 struct Axis<'t> {
-    /// The axis of the weight that it is, if any.
-    name: Option<&'t str>,
-    /// Entries of the weight.
-    size: usize,
+    /// The axes of the weight that it is, the outermost first, each with its entries.
+    parts: Vec<(&'t str, usize)>,
     /// Entries of the tensor, and the first that belongs to the weight.
     total: usize,
     start: usize,
@@ -129,15 +128,16 @@ fn read_axis<'t>(text: &'t str, scope: &Scope) -> Result<Axis<'t>, String> {
     };
     let Some((of, place)) = text.split_once('@') else {
         let size = size(text)?;
-        return Ok(Axis { name: Some(text), size, total: size, start: 0 });
+        return Ok(Axis { parts: vec![(text, size)], total: size, start: 0 });
     };
-    match place.split_once(':') {
-        None => Ok(Axis { name: None, size: 1, total: size(of)?, start: size(place)? }),
-        Some((start, total)) => {
-            let (size, total, start) = (size(of)?, size(total)?, size(start)?);
-            Ok(Axis { name: Some(of), size, total, start })
-        }
-    }
+    let Some((start, total)) = place.split_once(':') else {
+        return Ok(Axis { parts: Vec::new(), total: size(of)?, start: size(place)? });
+    };
+    // One axis may be an expression in brackets: a group of several has spaces.
+    let inside = of.strip_prefix('(').and_then(|of| of.strip_suffix(')'));
+    let of = inside.filter(|of| of.contains(' ')).map_or(vec![of], |of| of.split(' ').collect());
+    let parts = of.into_iter().map(|of| Ok((of, size(of)?))).collect::<Result<_, String>>()?;
+    Ok(Axis { parts, total: size(total)?, start: size(start)? })
 }
 
 /// The weights that a rule stands for: one, or several that are numbered.
@@ -155,9 +155,10 @@ fn weights_of(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Vec<Wei
 }
 
 fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<Weight, String> {
+    let frozen = matches!(rule.init, WeightInit::Frozen);
     let init = match &rule.init {
         WeightInit::Ones => Init::Ones,
-        WeightInit::Zeros => Init::Zeros,
+        WeightInit::Zeros | WeightInit::Frozen => Init::Zeros,
         WeightInit::Normal(std, zero_row) => {
             let std = std.eval(scope)?.number().ok_or("its deviation is no number")?;
             let zero_row = zero_row.as_ref().map(|row| row.eval(scope)).transpose()?;
@@ -175,7 +176,11 @@ fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<
     let mut found: Vec<(&str, usize, usize)> = Vec::new();
     for axis in stored.iter().flatten().rev() {
         start += axis.start * stride;
-        found.extend(axis.name.map(|name| (name, axis.size, stride)));
+        let mut inner = stride;
+        for (name, size) in axis.parts.iter().rev() {
+            found.push((name, *size, inner));
+            inner *= size;
+        }
         stride *= axis.total;
     }
     let numbered = rule.dims.first().and_then(|dim| dim.first()).filter(|axis| {
@@ -214,5 +219,5 @@ fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<
     };
     let source = Source::view(names, tensor_dims, start, axes);
     let source = source.of_several(count.unwrap_or(1));
-    Ok(Weight { name, dims, init, source, layer })
+    Ok(Weight { name, dims, init, source, layer, frozen })
 }
