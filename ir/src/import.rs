@@ -64,7 +64,7 @@ pub use graph::read_graph;
 pub use nearest::{nearest, nearest_within};
 pub use preset::{preset, presets};
 pub use resolve::{Resolved, resolve};
-pub use sizes::{BertSizes, LowRankSizes, RoutedSizes, Sizes, T5Sizes};
+pub use sizes::{BertSizes, Sizes, T5Sizes};
 
 /// A description of a model, before it is known what it is built for.
 #[derive(Clone, Debug)]

@@ -347,7 +347,12 @@ fn gradients_of_families_are_transformers() {
         let theirs = |weight: &Weight| case.of_weight(weight, "grad");
         let overall = model.weights.iter().map(|w| largest(&theirs(w)));
         let overall = overall.fold(0.0, f64::max);
-        for (weight, gradient) in model.weights.iter().zip(&results[2..]) {
+        let (frozen, trained): (Vec<_>, Vec<_>) = model.weights.iter().partition(|w| w.frozen);
+        for buffer in frozen {
+            assert_eq!(largest(&theirs(buffer)), 0.0, "{name}: {} has a gradient", buffer.name);
+        }
+        assert_eq!(results.len(), 2 + trained.len(), "{name}");
+        for (weight, gradient) in trained.into_iter().zip(&results[2..]) {
             // The gradient of a key's bias is zero but for rounding, so that only the whole tensor
             // of the checkpoint is a scale to measure by, or the largest of all.
             let whole = theirs(weight);

@@ -160,6 +160,52 @@ def case_list():
             num_hidden_layers=1, tie_word_embeddings=True,
         ),
     )
+    deepseek = dict(
+        hidden_size=16, intermediate_size=20, moe_intermediate_size=6, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=None, max_position_embeddings=32,
+        kv_lora_rank=6, q_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=6,
+        n_routed_experts=6, num_experts_per_tok=2, first_k_dense_replace=1,
+    )
+    family(
+        "deepseek_v2", {**deepseek, **rope()},
+        groups=dict(
+            topk_method="group_limited_greedy", n_group=3, topk_group=2, num_experts_per_tok=3,
+            routed_scaling_factor=1.7, n_shared_experts=1,
+        ),
+        lite=dict(
+            q_lora_rank=None, norm_topk_prob=False, tie_word_embeddings=True, pad_token_id=7,
+            **rope(
+                "yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=4.0,
+                beta_slow=0.5, mscale=0.7, mscale_all_dim=0.9,
+            ),
+        ),
+        biased=dict(
+            attention_bias=True, mlp_bias=True, num_attention_heads=3, hidden_size=18,
+            v_head_dim=11, kv_lora_rank=4, rms_norm_eps=1e-3, **rope("linear", factor=2.0),
+        ),
+        dense=dict(first_k_dense_replace=2, topk_method="greedy", n_group=1, topk_group=1),
+    )
+    family(
+        "deepseek_v3", {**deepseek, **rope(), "n_group": 3, "topk_group": 2},
+        groups=dict(num_experts_per_tok=3, qk_nope_head_dim=5, kv_lora_rank=7),
+        yarn=dict(
+            n_group=2, topk_group=1, attention_bias=True, num_experts_per_tok=3,
+            **rope(
+                "yarn", factor=4.0, original_max_position_embeddings=8, mscale=1.0,
+                mscale_all_dim=1.0,
+            ),
+        ),
+        whole=dict(
+            n_group=1, topk_group=1, rope_interleave=False, norm_topk_prob=False,
+            num_attention_heads=3, v_head_dim=10, first_k_dense_replace=0, num_hidden_layers=1,
+            tie_word_embeddings=True, n_shared_experts=2,
+        ),
+        plain_queries=dict(
+            q_lora_rank=None, rope_interleave=False, attention_bias=True, pad_token_id=7,
+            routed_scaling_factor=1.0, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=6,
+            num_hidden_layers=3, **rope("linear", factor=2.0, mscale_all_dim=0.8),
+        ),
+    )
     family(
         "mistral", {**llama, **rope(), "head_dim": None},
         window=dict(sliding_window=5),
@@ -507,8 +553,8 @@ def implementation(config):
 def build_model(case, config):
     """A model in evaluation mode with the case's weights, and the tensors that are stored.
 
-    For each of these, the parameter that it is of, and which elements of that, in its own shape:
-    transformers computes with the experts of a layer as one tensor, and stores each by itself.
+    For each of these, the parameter or buffer that it is of, and which elements of that, in its own
+    shape: transformers computes with the experts of a layer as one tensor, and stores each by itself.
     """
     attention = implementation(config)
     # Grouped products of experts have no float64.
@@ -517,11 +563,11 @@ def build_model(case, config):
     places, first = {}, 0
     with torch.no_grad():
         starts = {}
-        for name, weight in model.named_parameters():
+        weights = {**dict(model.named_parameters()), **stored_buffers(model)}
+        for name, weight in weights.items():
             starts[name] = first
             weight.copy_(torch.arange(first, first + weight.numel()).reshape(weight.shape))
             first += weight.numel()
-        weights = dict(model.named_parameters())
         for key, values in saved_weights(model).items():
             least = int(values.min())
             name = max((n for n in starts if starts[n] <= least), key=starts.get)
@@ -530,6 +576,13 @@ def build_model(case, config):
             weights[name].view(-1)[elements] = draw(case, key, tuple(elements.shape))
     assert sum(elements.numel() for _, elements in places.values()) == first
     return model.eval(), places
+
+
+def stored_buffers(model):
+    """What is stored beside the parameters, and has no gradient."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    # Without copies of what is tied.
+    return {name: value for name, value in model.state_dict().items() if name not in parameters}
 
 
 def stored(places, values):
@@ -590,8 +643,11 @@ def write_case(case, model_type, fields):
     worst = check_gradients(model, batch, grads, random)
 
     expected = {**batch, "logits": logits, "loss": loss}
+    buffers = stored_buffers(model)
+    grads |= {name: torch.zeros_like(buffer) for name, buffer in buffers.items()}
     expected |= {f"grad.{key}": grad for key, grad in stored(places, grads).items()}
     losses, weights = make.train(model, batch, None)
+    weights |= buffers
     expected["adamw.loss"] = torch.stack(losses)
     trained = stored(places, {name: weight.detach() for name, weight in weights.items()})
     expected |= {f"adamw.{name}": projections(case, name, w) for name, w in trained.items()}

@@ -15,7 +15,7 @@ use crate::{DType, Diagnostic};
 use fields::{Fields, list};
 
 /// The values of `model_type` that are known and not supported, each with what is nearest to it.
-const UNSUPPORTED: [(&str, &str); 13] = [
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("gemma3", "gemma3_text"),
     ("cohere2", "cohere"),
     ("ministral3", "ministral"),
@@ -24,7 +24,6 @@ const UNSUPPORTED: [(&str, &str); 13] = [
     ("internlm2", "llama"),
     ("exaone", "llama"),
     ("gpt_neo", "gpt2"),
-    ("deepseek_v2", "deepseek_v3"),
     ("glm4", "gemma2"),
     ("nemotron", "starcoder2"),
     ("roberta", "bert"),

@@ -30,7 +30,7 @@ pub(crate) use config::read_family;
 pub(crate) use expr::Expr;
 pub(crate) use weights::Weights;
 
-const TEXTS: [(&str, &str); 28] = [
+const TEXTS: [(&str, &str); 30] = [
     ("gpt2.family", include_str!("../families/gpt2.family")),
     ("llama.family", include_str!("../families/llama.family")),
     ("qwen2.family", include_str!("../families/qwen2.family")),
@@ -40,6 +40,8 @@ const TEXTS: [(&str, &str); 28] = [
     ("qwen3_moe.family", include_str!("../families/qwen3_moe.family")),
     ("qwen2_moe.family", include_str!("../families/qwen2_moe.family")),
     ("olmoe.family", include_str!("../families/olmoe.family")),
+    ("deepseek_v2.family", include_str!("../families/deepseek_v2.family")),
+    ("deepseek_v3.family", include_str!("../families/deepseek_v3.family")),
     ("ministral.family", include_str!("../families/ministral.family")),
     ("granite.family", include_str!("../families/granite.family")),
     ("smollm3.family", include_str!("../families/smollm3.family")),
@@ -265,12 +267,12 @@ pub fn family(name: &str) -> Option<&'static Family> {
 }
 
 /// Parameters of a model by place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterCounts {
     /// Before the layers.
     pub first: u64,
-    /// Of all layers together.
-    pub layers: u64,
+    /// Of each layer.
+    pub layers: Vec<u64>,
     /// After the layers; a head that is tied counts where its table does.
     pub last: u64,
 }
@@ -350,11 +352,11 @@ impl FamilyModel {
         self.family.shape.iter().map(value).collect()
     }
 
-    /// Parameters before the layers, of all layers together, and after them; a tied head's none.
+    /// Parameters before the layers, of each layer, and after them; a tied head's none.
     pub fn counts(&self) -> ParameterCounts {
         let Weights { embed, layers, head, .. } = self.weights();
         let count = |weights: &[Weight]| weights.iter().map(Weight::count).sum::<u64>();
-        let layers = layers.iter().map(|layer| count(layer)).sum();
+        let layers = layers.iter().map(|layer| count(layer)).collect();
         ParameterCounts { first: count(&embed), layers, last: count(&head) }
     }
 

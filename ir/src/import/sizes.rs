@@ -1,72 +1,19 @@
 //! Transformers that are described by their sizes alone: what can be planned for, and not built.
 //!
-//! Field names and defaults as of transformers 5.23 (`models/deepseek_v3`, `bert`,
-//! `t5`). Fields that change no size are not looked at, nor is the type of stored weights.
+//! Field names and defaults as of transformers 5.23 (`models/bert`, `t5`). Fields that change no size are not looked at, nor is the type of stored weights.
 
-use super::config::fields::{Fields, SIZE_MAX, layers, quotient};
+use super::config::fields::{Fields, layers, quotient};
 
 /// The values of `model_type` whose sizes are read.
-pub(super) const SIZED_TYPES: [&str; 3] = ["deepseek_v3", "bert", "t5"];
+pub(super) const SIZED_TYPES: [&str; 2] = ["bert", "t5"];
 
 /// The sizes of a transformer that is not built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// Layers in which a token sees only earlier ones, and visits some of many experts.
-    Routed(RoutedSizes),
     /// An encoder, with the heads that BERT was trained with.
     Bert(BertSizes),
     /// An encoder and a decoder.
     T5(T5Sizes),
-}
-
-/// A decoder with routed layers: Mixtral (Jiang et al. 2024) and DeepSeek-V3 (DeepSeek-AI 2024).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoutedSizes {
-    /// `vocab_size`
-    pub vocab: usize,
-    /// `max_position_embeddings`
-    pub positions: usize,
-    /// `hidden_size`
-    pub model: usize,
-    /// `num_hidden_layers`
-    pub layers: usize,
-    /// `num_attention_heads`
-    pub heads: usize,
-    /// `num_key_value_heads`
-    pub key_heads: usize,
-    /// `head_dim`, `hidden_size` over heads where it is left out
-    pub head_size: usize,
-    /// `intermediate_size`: inside layers that are not routed
-    pub inner: usize,
-    /// Experts of a layer.
-    pub experts: usize,
-    /// `num_experts_per_tok`
-    pub experts_of_token: usize,
-    /// Elements inside an expert.
-    pub expert_inner: usize,
-    /// Elements inside the experts that every token visits, all of them together; 0 for none.
-    pub shared_inner: usize,
-    /// `first_k_dense_replace`: layers at the beginning that are not routed
-    pub dense_layers: usize,
-    /// Attention through compressed keys and values.
-    pub low_rank: Option<LowRankSizes>,
-    /// `tie_word_embeddings`
-    pub tied: bool,
-}
-
-/// Sizes of attention through compressed queries, keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LowRankSizes {
-    /// `q_lora_rank`
-    pub queries: usize,
-    /// `kv_lora_rank`
-    pub keys: usize,
-    /// `qk_nope_head_dim`
-    pub plain: usize,
-    /// `qk_rope_head_dim`
-    pub turned: usize,
-    /// `v_head_dim`
-    pub values: usize,
 }
 
 /// An encoder: BERT (Devlin et al. 2018).
@@ -122,7 +69,6 @@ impl Sizes {
     /// The longest sequence that the model was made for.
     pub fn positions(&self) -> usize {
         match self {
-            Sizes::Routed(sizes) => sizes.positions,
             Sizes::Bert(sizes) => sizes.positions,
             Sizes::T5(sizes) => sizes.positions,
         }
@@ -131,69 +77,9 @@ impl Sizes {
     /// Reads the fields of a type of [`SIZED_TYPES`]; what is wrong is reported there.
     pub(super) fn read(model_type: &str, fields: &mut Fields<'_>) -> Sizes {
         match model_type {
-            "deepseek_v3" => Sizes::Routed(deepseek(fields)),
             "bert" => Sizes::Bert(bert(fields)),
             _ => Sizes::T5(t5(fields)),
         }
-    }
-}
-
-/// A size that may be 0.
-fn size_from_0(fields: &mut Fields<'_>, key: &'static str, default: usize) -> usize {
-    let number = fields.number(key, default as f64);
-    if number.fract() == 0.0 && number <= SIZE_MAX as f64 {
-        return number as usize;
-    }
-    let headline = format!("`{key}` is {number}, not a whole number up to 2^30");
-    let wrong = fields.wrong("E1104", key, headline);
-    fields.report(wrong);
-    default
-}
-
-fn check_visits(fields: &mut Fields<'_>, visited: usize, experts: usize) {
-    if visited > experts {
-        let headline = format!("a token visits {visited} of {experts} experts");
-        let wrong = fields.wrong("E1105", "num_experts_per_tok", headline);
-        fields.report(wrong);
-    }
-}
-
-fn deepseek(fields: &mut Fields<'_>) -> RoutedSizes {
-    let heads = fields.size(&["num_attention_heads"], 128);
-    let low_rank = LowRankSizes {
-        queries: fields.size(&["q_lora_rank"], 1536),
-        keys: fields.size(&["kv_lora_rank"], 512),
-        plain: fields.size(&["qk_nope_head_dim"], 128),
-        turned: fields.size(&["qk_rope_head_dim"], 64),
-        values: fields.size(&["v_head_dim"], 128),
-    };
-    let experts = fields.size(&["n_routed_experts"], 256);
-    let experts_of_token = fields.size(&["num_experts_per_tok"], 8);
-    check_visits(fields, experts_of_token, experts);
-    let every = fields.size(&["moe_layer_freq"], 1);
-    if every != 1 {
-        let headline = format!("routed layers that are every {every}th are not supported");
-        let wrong = fields.wrong("E1107", "moe_layer_freq", headline);
-        fields.report(wrong);
-    }
-    let expert_inner = fields.size(&["moe_intermediate_size"], 2048);
-    let shared = size_from_0(fields, "n_shared_experts", 1);
-    RoutedSizes {
-        vocab: fields.size(&["vocab_size"], 129_280),
-        positions: fields.size(&["max_position_embeddings"], 4096),
-        model: fields.size(&["hidden_size"], 7168),
-        layers: layers(fields, &["num_hidden_layers"], 61),
-        heads,
-        key_heads: heads,
-        head_size: low_rank.plain + low_rank.turned,
-        inner: fields.size(&["intermediate_size"], 18432),
-        experts,
-        experts_of_token,
-        expert_inner,
-        shared_inner: shared.saturating_mul(expert_inner),
-        dense_layers: size_from_0(fields, "first_k_dense_replace", 3),
-        low_rank: Some(low_rank),
-        tied: fields.flag("tie_word_embeddings", false),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use ir::import::{
-    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, Value, check_positions,
+    Architecture, Description, FamilyModel, Options, Sizes, Value, check_positions,
     import, preset, resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
@@ -12,7 +12,7 @@ use ir::{DType, Diagnostic, Module, TensorType};
 use super::workload::encoders::{bert, t5};
 use super::workload::family::family_shape;
 use super::workload::module::of_module;
-use super::workload::{LowRank, Routed, Shape, Workload, assumptions};
+use super::workload::{Shape, Workload, assumptions};
 use crate::search::models::{self, Published};
 
 /// A model's work, and what the planner knows beside it.
@@ -85,6 +85,19 @@ pub struct Decoder {
     pub has_window: bool,
     /// Whether the gates of experts are their shares among all, rather than among those of a token.
     pub keeps_shares: bool,
+    /// Where experts are chosen in another way than by the largest shares.
+    pub router: Router,
+}
+
+/// How experts are chosen and weighted (DeepSeek-AI 2024), beside how many and out of which.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Router {
+    /// Whether scores are sigmoids, with a correction of each expert where they are compared.
+    pub is_sigmoid: bool,
+    /// Groups of experts and how many of them are open to a token; none where all are.
+    pub groups: Option<[u32; 2]>,
+    /// What gates are multiplied with; none for 1.
+    pub gain: Option<f64>,
 }
 
 /// The decoder that a MODEL argument is; none of an encoder, a graph, or what is not found.
@@ -96,6 +109,7 @@ pub fn decoder(model: impl AsRef<Path>) -> Option<Decoder> {
         rope_type: None,
         has_window: false,
         keeps_shares: false,
+        router: Router::default(),
     };
     let path = model.as_ref();
     if let Some(Published::Shape(shape, _)) = published(path) {
@@ -104,9 +118,6 @@ pub fn decoder(model: impl AsRef<Path>) -> Option<Decoder> {
     let description = resolve(path).ok()?.description;
     match &description.architecture {
         Architecture::Family(model) => Some(of_decoder(description.name.clone(), model)),
-        Architecture::Sized(Sizes::Routed(sizes)) => {
-            Some(of_shape(routed_shape(&description.name, sizes, 1)))
-        }
         Architecture::Sized(_) | Architecture::Graph(_) => None,
     }
 }
@@ -123,6 +134,18 @@ fn of_decoder(name: String, model: &FamilyModel) -> Decoder {
         rope_type: rope_type.map(str::to_owned),
         has_window: windows.into_iter().any(|window| window > 0),
         keeps_shares: model.scope.get("is_normed") == Some(&Value::Flag(false)),
+        router: router(model),
+    }
+}
+
+fn router(model: &FamilyModel) -> Router {
+    let size = |symbol: &str| model.scope.get(symbol).and_then(Value::size).map(of);
+    let gain = model.scope.get("gain").and_then(Value::number).filter(|gain| *gain != 1.0);
+    let groups = size("N").zip(size("N_open")).filter(|(all, open)| open < all);
+    Router {
+        is_sigmoid: model.flag("is_sigmoid"),
+        groups: groups.map(|(all, open)| [all, open]),
+        gain: gain.filter(|_| model.scope.contains_key("is_scaled")),
     }
 }
 
@@ -149,7 +172,6 @@ fn of_sizes(name: &str, sizes: &Sizes, seq: Option<u32>) -> Result<Described, Ve
     }
     let seq = seq.unwrap_or(of(sizes.positions()));
     let work = match sizes {
-        Sizes::Routed(sizes) => return of_shape(routed_shape(name, sizes, seq), None),
         Sizes::Bert(sizes) => bert(name, sizes, seq)?,
         Sizes::T5(sizes) => t5(name, sizes, seq)?,
     };
@@ -166,40 +188,6 @@ fn fed(module: &Module, entry: &str) -> u32 {
     };
     let sizes = params.filter(is_fed).filter_map(|(_, ty)| ty.dims[1].as_constant());
     sizes.filter_map(|size| u32::try_from(size).ok()).max().unwrap_or(1)
-}
-
-fn routed_shape(name: &str, sizes: &RoutedSizes, seq: u32) -> Shape {
-    let low_rank = sizes.low_rank.map(|rank| LowRank {
-        q_rank: of(rank.queries),
-        kv_rank: of(rank.keys),
-        plain_dim: of(rank.plain),
-        rope_dim: of(rank.turned),
-        v_dim: of(rank.values),
-    });
-    Shape {
-        name: name.to_owned(),
-        layers: of(sizes.layers),
-        hidden: of(sizes.model),
-        heads: of(sizes.heads),
-        kv_heads: of(sizes.key_heads),
-        head_dim: of(sizes.head_size),
-        ffn: of(sizes.inner),
-        gated: true,
-        vocab: of(sizes.vocab),
-        seq,
-        positions: 0,
-        causal: true,
-        biases: false,
-        tied: sizes.tied,
-        routed: Some(Routed {
-            experts: of(sizes.experts),
-            top_k: of(sizes.experts_of_token),
-            ffn: of(sizes.expert_inner),
-            shared_ffn: of(sizes.shared_inner),
-            dense_layers: of(sizes.dense_layers),
-        }),
-        low_rank,
-    }
 }
 
 /// The work of a description.
@@ -268,15 +256,15 @@ mod tests {
         of_description(&description, None).unwrap().work.parameters()
     }
 
-    /// Counts of transformers' classes `MixtralForCausalLM`, `DeepseekV3ForCausalLM` (without the
-    /// correction of the router, which is no parameter), `BertForPreTraining`, `BertForMaskedLM`
+    /// Counts of transformers' classes `MixtralForCausalLM`, `DeepseekV3ForCausalLM` (with the
+    /// corrections of its routers, which are buffers), `BertForPreTraining`, `BertForMaskedLM`
     /// (without a pooler and what follows it) and `T5ForConditionalGeneration`.
     #[test]
     fn configs_have_the_parameters_that_are_published() {
         let mixtral = r#"{"model_type": "mixtral", "max_position_embeddings": 32768}"#;
         assert_eq!(parameters(mixtral), 46_702_792_704);
-        let deepseek = r#"{"model_type": "deepseek_v3", "quantization_config": {"fmt": "e4m3"}}"#;
-        assert_eq!(parameters(deepseek), 671_026_404_352);
+        let deepseek = r#"{"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}"#;
+        assert_eq!(parameters(deepseek), 671_026_404_352 + 58 * 256);
         let bert = r#"{"model_type": "bert", "architectures": ["BertForMaskedLM"]}"#;
         assert_eq!(parameters(bert), 109_514_298);
         let bert = r#"{"model_type": "bert", "architectures": ["BertForPreTraining"]}"#;

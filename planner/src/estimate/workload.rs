@@ -381,8 +381,10 @@ impl Workload {
         let [head, tied] = [self.head_parameters(), u64::from(self.tied)];
         set_parameters(&mut self.first, counts.first);
         set_parameters(&mut self.last, counts.last + head * tied);
+        let mut left = counts.layers.iter();
         for layer in &mut self.layers {
-            let own = counts.layers / u64::from(layer.count.max(1));
+            let own: u64 = left.by_ref().take(layer.count as usize).sum();
+            let own = own / u64::from(layer.count.max(1));
             let of_experts = layer.parameters()[1];
             set_parameters(&mut layer.items, own.saturating_sub(of_experts));
         }
@@ -471,7 +473,7 @@ pub struct Routed {
 /// Low-rank attention (DeepSeek-AI 2024): queries and keys have parts with and without positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LowRank {
-    /// Elements of the compressed queries.
+    /// Elements of the compressed queries; 0 where these are computed from activations.
     pub q_rank: u32,
     /// Elements of the compressed keys and values.
     pub kv_rank: u32,
@@ -640,10 +642,11 @@ impl Shape {
         if let Some(rank) = self.low_rank {
             let LowRank { q_rank, kv_rank, plain_dim, rope_dim, v_dim } = rank;
             let qk_dim = plain_dim + rope_dim;
+            let queries_of = if q_rank == 0 { self.hidden } else { q_rank };
             return vec![
                 self.product(self.hidden, q_rank + kv_rank + rope_dim, Cut::Whole),
                 Item::Norm { width: q_rank + kv_rank, parameters: q_rank + kv_rank },
-                self.product(q_rank, heads * qk_dim, Cut::Columns),
+                self.product(queries_of, heads * qk_dim, Cut::Columns),
                 self.product(kv_rank, heads * (plain_dim + v_dim), Cut::Columns),
                 Item::Rope { width: heads * rope_dim + rope_dim },
                 Item::Attention { heads, kv_heads: heads, qk_dim, v_dim, causal },

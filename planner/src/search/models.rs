@@ -45,7 +45,7 @@ pub fn first_names() -> impl Iterator<Item = &'static str> {
 /// What is published under a name, of models that are not built.
 pub fn published(name: &str) -> Option<Published> {
     let decoder = row(name).map(|row| {
-        let unpriced = row.get(20).copied().filter(|text| !text.is_empty());
+        let unpriced = row.get(19).copied().filter(|text| !text.is_empty());
         Published::Shape(shape_of(&row, name), unpriced)
     });
     decoder.or_else(|| sizes(name).map(Published::Sizes))
@@ -130,7 +130,7 @@ fn shape_of(row: &[&str], name: &str) -> Shape {
         biases: !is(8),
         tied: is(11),
         routed: (routed.experts > 0).then_some(routed),
-        low_rank: is(17).then_some(LOW_RANK),
+        low_rank: None,
     }
 }
 
@@ -183,8 +183,8 @@ mod tests {
     fn shapes_have_the_parameters_that_are_published() {
         let mut off = Vec::new();
         for row in rows() {
-            assert_eq!(row.len(), 21, "{row:?}");
-            let published: f64 = row[18].parse().unwrap();
+            assert_eq!(row.len(), 20, "{row:?}");
+            let published: f64 = row[17].parse().unwrap();
             let work = shape(row[0]).unwrap().workload().unwrap();
             let ratio = work.parameters() as f64 / 1e9 / published;
             if (ratio - 1.0).abs() > 0.02 {

@@ -2,7 +2,7 @@
 
 use ir::import::{FamilyModel, Value};
 
-use super::{Routed, Shape};
+use super::{LowRank, Routed, Shape};
 
 /// The shape that the file of a family says of a model, with the longest sequence it was made for.
 pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
@@ -13,9 +13,17 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
     let routed = Routed {
         experts: size("experts"),
         top_k: size("top_k"),
-        ffn: size("ffn"),
+        // Of experts, where other layers have a width of their own.
+        ffn: if said.contains_key("expert_ffn") { size("expert_ffn") } else { size("ffn") },
         shared_ffn: size("shared_ffn"),
-        dense_layers: 0,
+        dense_layers: size("dense_layers"),
+    };
+    let low_rank = LowRank {
+        q_rank: size("q_rank"),
+        kv_rank: size("kv_rank"),
+        plain_dim: size("plain_dim"),
+        rope_dim: size("rope_dim"),
+        v_dim: size("v_dim"),
     };
     Shape {
         name,
@@ -33,7 +41,7 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
         biases: is("biases"),
         tied: model.flag("tied"),
         routed: (routed.experts > 0).then_some(routed),
-        low_rank: None,
+        low_rank: (low_rank.kv_rank > 0).then_some(low_rank),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Use, deepspeed, megatron, torchtitan};
 use crate::configuration::{Configuration, Recompute};
-use crate::estimate::described::Decoder;
+use crate::estimate::described::{Decoder, Router};
 use crate::tools::{Target, Tool};
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ fn megatron_script(launch: &Launch<'_>) -> Result<String, String> {
 
 /// Families that Megatron-LM's flags describe: one name, and the flags that it has beside those of
 /// its sizes.
-const FAMILIES: [(&str, &[&str]); 7] = [
+const FAMILIES: [(&str, &[&str]); 9] = [
     ("gpt2", &[]),
     ("llama", &[]),
     ("mistral", &[]),
@@ -134,6 +134,9 @@ const FAMILIES: [(&str, &[&str]); 7] = [
     ("qwen2", &["--add-qkv-bias"]),
     ("qwen3", &["--qk-layernorm"]),
     ("qwen3_moe", &["--qk-layernorm"]),
+    // Of compressed queries, keys and values.
+    ("deepseek_v2", &["--qk-layernorm"]),
+    ("deepseek_v3", &["--qk-layernorm"]),
 ];
 
 /// Megatron-LM's flags of a decoder.
@@ -211,19 +214,37 @@ fn routed_flags(decoder: &Decoder) -> Vec<String> {
         }
         flags.push("--moe-grouped-gemm".to_owned());
         flags.push("--moe-router-dtype fp32".to_owned());
-        if decoder.keeps_shares {
-            flags.push("--moe-router-pre-softmax".to_owned());
-        }
+        flags.extend(router_flags(decoder));
     }
     if let Some(rank) = shape.low_rank {
         flags.push("--multi-latent-attention".to_owned());
         let mut number = |name: &str, number: u32| flags.push(format!("--{name} {number}"));
-        number("q-lora-rank", rank.q_rank);
+        if rank.q_rank > 0 {
+            number("q-lora-rank", rank.q_rank);
+        }
         number("kv-lora-rank", rank.kv_rank);
         number("qk-head-dim", rank.plain_dim);
         number("qk-pos-emb-head-dim", rank.rope_dim);
         number("v-head-dim", rank.v_dim);
     }
+    flags
+}
+
+/// How experts are chosen. Of groups, Megatron-Core adds up the `topk / group-topk` best of each.
+fn router_flags(decoder: &Decoder) -> Vec<String> {
+    let Router { is_sigmoid, groups, gain } = decoder.router;
+    let mut flags = Vec::new();
+    if is_sigmoid {
+        flags.push("--moe-router-score-function sigmoid".to_owned());
+        flags.push("--moe-router-enable-expert-bias".to_owned());
+    } else if decoder.keeps_shares {
+        flags.push("--moe-router-pre-softmax".to_owned());
+    }
+    if let Some([all, open]) = groups {
+        flags.push(format!("--moe-router-num-groups {all}"));
+        flags.push(format!("--moe-router-group-topk {open}"));
+    }
+    flags.extend(gain.map(|gain| format!("--moe-router-topk-scaling-factor {gain}")));
     flags
 }
 
