@@ -196,3 +196,40 @@ fn layers(module: &Module, entry: &str) -> Result<Vec<String>, Diagnostic> {
     })?;
     Ok(calls.functions().into_iter().map(str::to_owned).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use ir::import::{Options, import, read_config};
+
+    use super::*;
+
+    /// What routers compare is not rounded where activations are: scores whose sums are kept have
+    /// the type of sums, and so has what follows from them up to the gates.
+    #[test]
+    fn routers_compare_what_is_not_rounded() {
+        let config = r#"{"model_type": "deepseek_v3", "vocab_size": 20, "num_hidden_layers": 1,
+            "hidden_size": 16, "moe_intermediate_size": 8, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 4, "v_head_dim": 4, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 0}"#;
+        let description = read_config("config.json", config, "tiny").unwrap();
+        let options = Options { seq: 8, dtype: DType::F32, dropout: None, documents: false };
+        let module = import(&description, &options).unwrap().module;
+        let precision = Precision::training(DType::BF16);
+        let module = prepare_training_as(module, "loss", &precision).unwrap();
+        for function in ["block", &ir::autodiff::gradient_name("block")] {
+            let function = module.function(function).unwrap();
+            let types = |op: &dyn Fn(&ir::Op) -> bool| {
+                let nodes = function.nodes.iter().filter(|node| op(&node.op));
+                let read = nodes.map(|node| function.ty(node.operands[0]).dtype);
+                read.collect::<Vec<DType>>()
+            };
+            let compared = types(&|op| matches!(op, ir::Op::TopK { .. }));
+            assert_eq!(compared, [DType::F32; 3], "{function}");
+            let router = function.find("logits").expect("there are scores of experts");
+            let makes = function.nodes.iter().find(|node| node.results.contains(&router)).unwrap();
+            let dtypes = [makes.operands[0], router].map(|value| function.ty(value).dtype);
+            assert_eq!(dtypes, [DType::BF16, DType::F32], "{function}");
+        }
+    }
+}

@@ -5,7 +5,8 @@
 //! computed in the type of sums, and so are composites without a kernel for narrow types (norms,
 //! softmax, losses), whose results are rounded where they have the sizes of a narrow operand;
 //! statistics stay as they are. Elementwise operations are computed in the type of sums and
-//! rounded once: narrow where all operands are. Wide logits are products that are not rounded.
+//! rounded once: narrow where all operands are. Wide logits are products that are not rounded, as
+//! are those whose sums a model keeps (`sums=kept`).
 //! Gradients of weights stay sums: they are rounded where they are added up, if at all.
 //!
 //! The pass runs between differentiation and the inlining of composites, which still say what
@@ -480,7 +481,8 @@ impl<'a> Retyper<'a> {
         let operands = self.all_as(&node.operands, self.narrow);
         let op = match &node.op {
             Op::Contract(einsum) => {
-                Op::Contract(Einsum { is_wide: self.is_wide(node.result()), ..einsum.clone() })
+                let is_wide = einsum.is_wide || self.is_wide(node.result());
+                Op::Contract(Einsum { is_wide, ..einsum.clone() })
             }
             other => other.clone(),
         };

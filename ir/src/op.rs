@@ -425,7 +425,8 @@ pub enum Op {
     /// - (C4) operands that are rounded (`operands=tf32`) are of f32
     ///
     /// Accumulates in f32 (f64 for f64), which is the type of the result where it is wide: where
-    /// the text declares it so. Cost: 2 flops per point of the factor space.
+    /// the text declares it so. Of wide operands `sums=kept` says that the result is not to be
+    /// rounded where these become narrow. Cost: 2 flops per point of the factor space.
     Contract(Einsum),
     /// `scaled_contract bsm,fm->bsf runs_first=[1] a b scales_a scales_b` — sums products of codes
     /// of 8 bits: over each run of 128 points of the summed factors, in the order of `a`, the sum

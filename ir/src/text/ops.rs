@@ -44,6 +44,11 @@ pub(super) fn build_op(
             let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
                 a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
             });
+            let is_wide = match attrs.word("sums") {
+                Some("kept") => true,
+                Some(_) => return None,
+                None => is_wide,
+            };
             let operands = match attrs.word("operands") {
                 Some("tf32") => Operands::Tf32,
                 Some(_) => return None,

@@ -58,7 +58,13 @@ fn names(function: &Function, ids: &[ValueId]) -> String {
 pub(crate) fn line(function: &Function, node: &Node) -> String {
     let results = node.results.iter().map(|r| typed(function, *r)).collect::<Vec<_>>().join(", ");
     let head = infer::name(&node.op);
-    let attributes = attributes(&node.op);
+    let mut attributes = attributes(&node.op);
+    // Of narrow operands the type of the result tells.
+    if matches!(&node.op, Op::Contract(einsum) if einsum.is_wide)
+        && !function.ty(node.operands[0]).dtype.is_narrow()
+    {
+        attributes += " sums=kept";
+    }
     format!("{results} = {head}{attributes}{}", names(function, &node.operands))
 }
 
