@@ -68,12 +68,25 @@ pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
             }
         }
     }
-    let is_extra = |name: &&str| !known.contains(*name) && !is_buffer(name);
+    let is_extra =
+        |name: &&str| !known.contains(*name) && !is_buffer(name) && !predicts_further(name, files);
     let extra: Vec<&str> = files.tensors().map(|(name, _)| name).filter(is_extra).collect();
     if !extra.is_empty() {
         wrong.push(too_many(model, files, &extra));
     }
     wrong
+}
+
+/// Whether a tensor is of a layer that predicts further tokens from the last layer's activations
+/// and embeddings (DeepSeek-AI 2024, section 2.2), which no model here computes: it is stored as a
+/// layer after the last, and joins both by `eh_proj`.
+fn predicts_further(name: &str, files: &Weights) -> bool {
+    let mut layers = name.match_indices("layers.").filter_map(|(at, key)| {
+        let start = at + key.len();
+        let end = start + name[start..].find('.')?;
+        Some(&name[..end])
+    });
+    layers.any(|layer| files.get(&format!("{layer}.eh_proj.weight")).is_some())
 }
 
 /// The elements of a block of a weight, row-major, as little-endian `dtype`.
@@ -164,7 +177,8 @@ pub fn join_weights<E>(
     Ok(tensors)
 }
 
-/// What belongs to the weights of a model, from the ranks that hold it.
+/// What belongs to the weights of a model, from the ranks that hold it. Buffers, which are not
+/// trained, have no other part than themselves.
 ///
 /// # Panics
 /// When the session has no such part of one of the weights.
@@ -174,7 +188,9 @@ pub fn collect_weights(session: &Session, model: &[Weight], part: Part) -> Vec<N
         let values = values.expect("the session runs a program of this model");
         Ok::<_, std::convert::Infallible>(values)
     };
-    let Ok(tensors) = join_weights(model, &mut read);
+    let has_part = |weight: &&Weight| part == Part::Weight || !weight.frozen;
+    let model: Vec<Weight> = model.iter().filter(has_part).cloned().collect();
+    let Ok(tensors) = join_weights(&model, &mut read);
     tensors
 }
 

@@ -24,7 +24,14 @@ fn weight(
             Source::view(names, of.to_vec(), part.start, [(rows, width), (part.len(), 1)])
         }
     };
-    Weight { name: name.into(), dims: dims.to_vec(), init: Init::Zeros, source, layer: None, frozen: false }
+    Weight {
+        name: name.into(),
+        dims: dims.to_vec(),
+        init: Init::Zeros,
+        source,
+        layer: None,
+        frozen: false,
+    }
 }
 
 /// `qkv [3, 8]`, of which `q [3, 2, 2]` are the first columns; `out [2, 6]`; a buffer.
@@ -106,6 +113,12 @@ fn files_that_do_not_fit_are_refused() {
         ["E4007 tensor `model.qkv` is [3, 9], and the model has [3, 8] \
           (it is the weight `q` of the model)"]
     );
+    // A layer that predicts further is left out.
+    let further: [(&str, &[usize]); 2] =
+        [("model.layers.2.eh_proj.weight", &[2, 4]), ("model.layers.2.mlp.gate.weight", &[2, 2])];
+    let fits: [(&str, &[usize]); 2] = [("qkv", &[3, 8]), ("out", &[2, 6])];
+    assert_eq!(check(&[&fits[..], &further].concat()), [""; 0]);
+    assert_eq!(check(&[&fits[..], &further[1..]].concat()).len(), 1);
     assert_eq!(
         check(&[("qkv", &[3, 8]), ("out", &[2, 6]), ("more", &[5])]),
         ["E4008 tensor `more` belongs to no weight of the model \
