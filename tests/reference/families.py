@@ -553,8 +553,9 @@ def implementation(config):
 def build_model(case, config):
     """A model in evaluation mode with the case's weights, and the tensors that are stored.
 
-    For each of these, the parameter or buffer that it is of, and which elements of that, in its own
-    shape: transformers computes with the experts of a layer as one tensor, and stores each by itself.
+    For each of these, the parameter or buffer that it is of, and which elements of that, in its
+    own shape: transformers computes with the experts of a layer as one tensor, and stores each by
+    itself.
     """
     attention = implementation(config)
     # Grouped products of experts have no float64.

@@ -30,6 +30,9 @@ const UNSUPPORTED: [(&str, &str); 12] = [
     ("vit", "bert"),
 ];
 
+/// Other names of a `model_type`, of configs whose classes are those of a family.
+const OTHER_NAMES: [(&str, &str); 1] = [("kimi_k2", "deepseek_v3")];
+
 /// Reads the text of a `config.json`. `source` names it in diagnostics.
 ///
 /// # Errors
@@ -47,7 +50,8 @@ pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, 
     if fields.given("quantization_config") {
         let headline = "quantised weights are not supported yet";
         let wrong = fields.wrong("E1107", "quantization_config", headline);
-        fields.report(wrong);
+        let help = "to plan it, leave `quantization_config` out of a copy of the config";
+        fields.report(wrong.help(help));
     }
     let architecture = Architecture::Family(Box::new(read_family(&mut fields, family)));
     let warnings = fields.finish()?;
@@ -69,7 +73,8 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> 
             }
         };
     };
-    if let Some(model_type) = types().find(|m| *m == word) {
+    let other = OTHER_NAMES.iter().find(|(name, _)| *name == word).map(|(_, family)| *family);
+    if let Some(model_type) = other.or_else(|| types().find(|m| *m == word)) {
         return Ok(model_type);
     }
     let wrong =

@@ -150,7 +150,14 @@ fn weights(main: &Function) -> Vec<Weight> {
         };
         let names = vec![value.name.clone()];
         let source = Source::whole(names, dims.clone());
-        weights.push(Weight { name: value.name.clone(), dims, init, source, layer: None, frozen: value.frozen });
+        weights.push(Weight {
+            name: value.name.clone(),
+            dims,
+            init,
+            source,
+            layer: None,
+            frozen: value.frozen,
+        });
     }
     weights
 }

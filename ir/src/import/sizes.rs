@@ -1,6 +1,7 @@
 //! Transformers that are described by their sizes alone: what can be planned for, and not built.
 //!
-//! Field names and defaults as of transformers 5.23 (`models/bert`, `t5`). Fields that change no size are not looked at, nor is the type of stored weights.
+//! Field names and defaults as of transformers 5.23 (`models/bert`, `t5`). Fields that change no
+//! size are not looked at, nor is the type of stored weights.
 
 use super::config::fields::{Fields, layers, quotient};
 

@@ -156,6 +156,33 @@ fn planted_errors_have_their_codes() {
     assert!(wrong(r#"{"model_type": "lama"}"#).1.contains("did you mean `llama`?"));
 }
 
+/// What DeepSeek's classes compute otherwise, or cannot compute, is refused at its field.
+#[test]
+fn routers_that_are_not_computed_are_refused() {
+    for (of, field, code, said) in [
+        ("deepseek_v3", r#""scoring_func": "softmax""#, "E1107", "has to be `sigmoid`"),
+        ("deepseek_v3", r#""topk_method": "greedy""#, "E1107", "has to be `noaux_tc`"),
+        ("deepseek_v3", r#""moe_layer_freq": 2"#, "E1107", "`moe_layer_freq` is 2"),
+        ("deepseek_v3", r#""quantization_config": {"fmt": "e4m3"}"#, "E1107", "out of a copy"),
+        ("deepseek_v3", r#""n_group": 7"#, "E1105", "256 experts do not fall into 7 groups"),
+        ("deepseek_v3", r#""n_group": 256"#, "E1105", "a group of one expert"),
+        ("deepseek_v3", r#""topk_group": 9"#, "E1105", "9 of 8 groups are open"),
+        ("deepseek_v3", r#""num_experts_per_tok": 129"#, "E1105", "129 experts of 4 groups of 32"),
+        ("deepseek_v3", r#""num_key_value_heads": 8"#, "E1105", "`num_attention_heads` there too"),
+        ("deepseek_v3", r#""qk_rope_head_dim": 3"#, "E1105", "an even `qk_rope_head_dim`"),
+        ("deepseek_v2", r#""num_experts_per_tok": null"#, "E1105", "write `num_experts_per_tok`"),
+        ("deepseek_v2", r#""topk_method": "noaux_tc""#, "E1107", "group_limited_greedy"),
+        ("deepseek_v2", r#""topk_method": "group_limited_greedy""#, "E1105", "`topk_group`"),
+        ("deepseek_v2", r#""norm_topk_prob": true"#, "E1107", "`norm_topk_prob`"),
+    ] {
+        let text = format!("{{\"model_type\": \"{of}\", {field}}}");
+        let (codes, drawn) = wrong(&text);
+        assert!(codes.contains(&code) && drawn.contains(said), "{text}: {drawn}");
+        assert!(drawn.contains(field.split('"').nth(1).unwrap()), "{text}: {drawn}");
+    }
+    assert_eq!(model(r#"{"model_type": "kimi_k2"}"#), model(r#"{"model_type": "deepseek_v3"}"#));
+}
+
 #[test]
 fn mutations_of_a_config_never_panic() {
     let texts = ["gpt2-tiny/config.json", "llama-bias-tied/config.v4.json"].map(file);

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! `a[i]` is an entry of a list; functions are `sqrt`, `ln`, `min`, `max`, `floor`, and of a rotary
-//! embedding `score_gain`. A name that nothing stands for is an error, and so is arithmetic with `none`.
+//! embedding `score_gain`. A name that nothing stands for is an error, and so is arithmetic with
+//! `none`.
 
 use std::collections::BTreeMap;
 use std::fmt;
