@@ -48,6 +48,28 @@ fn experts_that_all_tokens_visit_run_beside_those_that_are_shared() {
     check_batch(case(&model, 4, Keep::None), &[mesh([1, 4, 1])], &offload);
 }
 
+/// Keys and values of a rank's heads come from what all heads share, and experts from groups that
+/// are compared with a correction; the first layer is dense, and a layer of either kind is a stage.
+#[test]
+fn compressed_keys_and_corrected_routers_agree_with_the_interpreter() {
+    let config = r#"{"model_type": "deepseek_v3", "vocab_size": 259, "max_position_embeddings": 64,
+        "num_hidden_layers": 2, "hidden_size": 24, "intermediate_size": 20, "n_group": 4,
+        "moe_intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+        "v_head_dim": 7, "n_routed_experts": 8, "num_experts_per_tok": 3, "topk_group": 2,
+        "first_k_dense_replace": 1}"#;
+    let model = read_config("config.json", config, "deepseek-v3").expect("the config is read");
+    let zero = |stage: u8| move |plan: &mut Plan| plan.zero = Zero { stage, shard: 0 };
+    check_batch(case(&model, 1, Keep::AllButAttention), &[mesh([1, 1, 4])], &|_| {});
+    check_batch(case(&model, 2, Keep::Full), &[mesh([1, 2, 2]), mesh([2, 2, 1])], &zero(1));
+    check_batch(case(&model, 2, Keep::None), &[mesh([1, 4, 1])], &zero(2));
+    check_batch(case(&model, 2, Keep::Full), &[mesh([2, 2, 2])], &zero(3));
+    let older = config.replace("deepseek_v3", "deepseek_v2");
+    let config = older.replace("\"q_lora_rank\": 14", "\"q_lora_rank\": null");
+    let model = read_config("config.json", &config, "deepseek-v2").expect("the config is read");
+    check_batch(case(&model, 4, Keep::Full), &[mesh([1, 4, 2])], &zero(3));
+}
+
 /// Copies of experts are on fewer ranks than those of other weights, and so are their pieces.
 #[test]
 fn ranks_that_share_experts_share_weights_too() {

@@ -79,7 +79,7 @@ fn reference(
     let results = ir::eval::eval(&module, &step, &args).expect("the step evaluates");
     let floats = |t: &Tensor| t.to_f64();
     let loss = floats(&results[0])[0];
-    let grads = model.weights.iter().zip(&results[2..]);
+    let grads = model.weights.iter().filter(|weight| !weight.frozen).zip(&results[2..]);
     (loss, grads.map(|(w, g)| (w.name.clone(), floats(g))).collect())
 }
 

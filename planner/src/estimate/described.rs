@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use ir::import::{
-    Architecture, Description, FamilyModel, Options, Sizes, Value, check_positions,
-    import, preset, resolve,
+    Architecture, Description, FamilyModel, Options, Sizes, Value, check_positions, import, preset,
+    resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
 

@@ -172,7 +172,8 @@ impl Case {
             assert!(off <= bound, "{}: {dtype} gradient {name} is off by {off:e}", self.name);
         }
         let count = self.expected.tensors().filter(|(name, _)| name.starts_with("grad.")).count();
-        assert_eq!(ours.len(), count, "{}: tensors", self.name);
+        let buffers = model.weights.iter().filter(|weight| weight.frozen).count();
+        assert_eq!(ours.len() + buffers, count, "{}: tensors", self.name);
     }
 
     /// Sums over a weight are compared in parts of its norm.
