@@ -70,6 +70,37 @@ fn compressed_keys_and_corrected_routers_agree_with_the_interpreter() {
     check_batch(case(&model, 4, Keep::Full), &[mesh([1, 4, 2])], &zero(3));
 }
 
+/// What no gradient reaches is in checkpoints of every type and plan, and exported as it was.
+#[test]
+fn corrections_of_routers_are_kept_by_training() {
+    let scratch = tiny("corrections");
+    let config = r#"{"model_type": "deepseek_v3", "vocab_size": 256, "num_hidden_layers": 2,
+        "max_position_embeddings": 32, "hidden_size": 16, "intermediate_size": 20, "n_group": 2,
+        "moe_intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "q_lora_rank": 8, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+        "v_head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "topk_group": 1,
+        "first_k_dense_replace": 1}"#;
+    scratch.write("deep/config.json", config);
+    let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --val-every 0";
+    for (run, on, then) in [
+        ("one", "--ranks 1", "--ranks 2 --fix ep=2"),
+        ("four", "--ranks 4 --fix tp=2,ep=2,zero=1", "--ranks 4 --fix tp=1,ep=4"),
+        ("mixed", "--ranks 2 --fix ep=2 --dtype bf16", "--ranks 2 --fix ep=1"),
+    ] {
+        scratch.answer(&format!("train deep {flags} --steps 2 {on} --out {run}"));
+        scratch.answer(&format!("train --calibration none --steps 3 {then} --resume {run}"));
+        scratch.answer(&format!("export {run} --to hf -o of-{run}"));
+        let file = scratch.0.join(format!("of-{run}/model.safetensors"));
+        let written = Weights::open(&file).expect("weights");
+        let name = "model.layers.1.mlp.gate.e_score_correction_bias";
+        assert_eq!(written.read_f64(name, None).expect("the correction"), [0.0; 4], "{run}");
+        scratch.answer(&format!("inspect of-{run}"));
+        let line = format!("generate {run} --prompt line --max-tokens 4 --temperature 0 --json");
+        let from = line.replace(run, &format!("of-{run}"));
+        assert_eq!(scratch.json(&line)["tokens"], scratch.json(&from)["tokens"], "{run}");
+    }
+}
+
 /// Copies of experts are on fewer ranks than those of other weights, and so are their pieces.
 #[test]
 fn ranks_that_share_experts_share_weights_too() {

@@ -178,6 +178,23 @@ mod tests {
         }
     }
 
+    /// The closed form of latent attention and of layers of two kinds has the parameters of the
+    /// module, but for the corrections of routers; also where queries are not compressed.
+    #[test]
+    fn latent_attention_has_the_parameters_of_its_module() {
+        for (name, corrections) in [
+            ("deepseek-v2-lite", 0),
+            ("deepseek-v2", 0),
+            ("deepseek-v3", 58 * 256),
+            ("kimi-k2", 60 * 384),
+        ] {
+            let shape = shape(name).unwrap();
+            assert!(shape.low_rank.is_some() && shape.routed.is_some_and(|r| r.dense_layers > 0));
+            let module = described(name, None).unwrap().work.parameters();
+            assert_eq!(shape.workload().unwrap().parameters() + corrections, module, "{name}");
+        }
+    }
+
     /// What is published counts sometimes without embeddings and always rounded.
     #[test]
     fn shapes_have_the_parameters_that_are_published() {

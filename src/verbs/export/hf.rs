@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ir::import::{Architecture, Model, Options};
+use ir::precision::Precision;
 use ir::{DType, Diagnostic, Span};
 use runtime::block;
 use runtime::checkpoint::Checkpoint;
@@ -47,8 +48,7 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let model = crate::import(&description, &options)?;
     let lora = settings.lora.as_ref();
     let adapters = lora.map(|lora| Adapters::of(&description, lora, *seq)).transpose()?;
-    let dtype = precision.updated();
-    write_named(&target, &weights(&model, &checkpoint, dtype, adapters.as_ref())?)?;
+    write_named(&target, &weights(&model, &checkpoint, &precision, adapters.as_ref())?)?;
     let mut written = vec![target.display().to_string()];
     let tokenizer = ir::file::read(&run.model_folder().join(TOKENIZER)).ok();
     let files = [(CONFIG, Some(config.into_bytes())), (TOKENIZER, tokenizer)];
@@ -62,14 +62,15 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
 }
 
 /// The tensors of a checkpoint, under the names and in the shapes of transformers; adapters are
-/// merged.
+/// merged. What is updated has the type of masters, where there are any; buffers have none.
 fn weights(
     model: &Model,
     checkpoint: &Checkpoint,
-    dtype: DType,
+    precision: &Precision,
     adapters: Option<&Adapters>,
 ) -> Result<Vec<runtime::load::Named>, Failure> {
     let tensors = join_weights(&model.weights, &mut |weight| {
+        let dtype = if weight.frozen { precision.parameters } else { precision.updated() };
         if let Some(adapters) = adapters {
             return adapters.read(checkpoint, &weight.name, &weight.dims, dtype);
         }
