@@ -162,7 +162,7 @@ fn routers_that_are_not_computed_are_refused() {
     for (of, field, code, said) in [
         ("deepseek_v3", r#""scoring_func": "softmax""#, "E1107", "has to be `sigmoid`"),
         ("deepseek_v3", r#""topk_method": "greedy""#, "E1107", "has to be `noaux_tc`"),
-        ("deepseek_v3", r#""moe_layer_freq": 2"#, "E1107", "`moe_layer_freq` is 2"),
+        ("deepseek_v3", r#""moe_layer_freq": 2"#, "E1107", "has to be 1"),
         ("deepseek_v3", r#""quantization_config": {"fmt": "e4m3"}"#, "E1107", "out of a copy"),
         ("deepseek_v3", r#""n_group": 7"#, "E1105", "256 experts do not fall into 7 groups"),
         ("deepseek_v3", r#""n_group": 256"#, "E1105", "a group of one expert"),
