@@ -137,8 +137,8 @@ const DECISIONS: &str = "Decisions";
 #[serde(default)]
 pub struct Limited {
     /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute, offload,
-    /// offload-optimizer, offload-parameters, offload-activations; on GPUs also schedule, shard,
-    /// placement
+    /// offload-optimizer, offload-parameters, offload-activations; on GPUs also etp, schedule,
+    /// shard, placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// Forbid a kind of parallelism, or another decision

@@ -284,11 +284,12 @@ impl Configuration {
         } else if self.etp > 0 && !self.may_slice_experts(self.etp) {
             let (tp, ep, etp) = (self.tp, self.ep, self.etp);
             let near = divisors(tp).into_iter().rfind(|etp| self.may_slice_experts(*etp));
-            let headline = format!(
-                "`etp` is {etp}, which does not divide tp={tp}, or ep · etp = {} not \
-                 tp · cp · dp = {others}",
-                u64::from(ep) * u64::from(etp)
-            );
+            let shared = u64::from(ep) * u64::from(etp);
+            let headline = if tp.is_multiple_of(etp) {
+                format!("ep · etp = {shared} does not divide tp · cp · dp = {others}")
+            } else {
+                format!("`etp` is {etp}, which does not divide tp={tp}")
+            };
             let help = near.map_or("leave `etp` out".to_owned(), |near| format!("use etp={near}"));
             say(headline, help);
         }

@@ -234,7 +234,9 @@ impl Limits {
                 diagnostics.extend(limits.limit_memory(text, bytes).err());
                 continue;
             }
-            match pair("--max", text) {
+            let limited = pair("--max", text);
+            let limited = limited.and_then(|(of, number)| Ok((bounded("--max", of)?, number)));
+            match limited {
                 Ok((decision, number)) => {
                     let before = limits.max.insert(decision, number);
                     diagnostics.extend(contradiction("--max", decision, before, number));
@@ -243,7 +245,7 @@ impl Limits {
             }
         }
         for text in forbid {
-            match decision("--forbid", text) {
+            match decision("--forbid", text).and_then(|decision| bounded("--forbid", decision)) {
                 Ok(decision) => _ = limits.forbidden.insert(decision),
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
@@ -494,6 +496,15 @@ fn decision(flag: &str, name: &str) -> Result<Decision, Diagnostic> {
         let headline = format!("`{flag}` knows no `{name}`");
         Diagnostic::error("E3202", Span::of(flag), headline).help(help)
     })
+}
+
+/// Refuses a decision that has no number of its own where it is not fixed.
+fn bounded(flag: &str, decision: Decision) -> Result<Decision, Diagnostic> {
+    if decision != Decision::Etp {
+        return Ok(decision);
+    }
+    let headline = format!("`{flag} {decision}` bounds what is the executor's unless it is fixed");
+    Err(Diagnostic::error("E3202", Span::of(flag), headline).help("write `--fix etp=N`"))
 }
 
 fn pair(flag: &str, text: &str) -> Result<(Decision, usize), Diagnostic> {

@@ -12,7 +12,7 @@ use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use planner::elaborate::Name;
-use planner::estimate::profile::GANTLINE;
+use planner::estimate::profile::{ExpertPlacement, GANTLINE};
 use planner::search::interop::{NO_SCORES, Tool, Use, export};
 use serde_json::Value;
 
@@ -128,7 +128,7 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
     if document["schema"] == groups::SCHEMA {
         let (whole, purpose) =
             groups::configuration((source, &document), args.group.as_deref(), tool)?;
-        return exported(args, &whole, purpose, tool);
+        return exported(args, &told(&whole, &document), purpose, tool);
     }
     if args.group.is_some() {
         let headline = format!("`{source}` is a plan of devices that are alike");
@@ -148,11 +148,7 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
         let headline = format!("{} samples are no multiple of dp · mbs", purpose.global_batch);
         return Err(bad(headline).into());
     }
-    // Plans of other executors mean by a name what their tools do.
-    if document["executor"]["profile"] == GANTLINE.name {
-        return exported(args, &slicing_experts(&configuration), purpose, tool);
-    }
-    exported(args, &configuration, purpose, tool)
+    exported(args, &told(&configuration, &document), purpose, tool)
 }
 
 /// The text of a plan in the terms of a tool. What only the text decides is not exported.
@@ -171,14 +167,20 @@ fn whole_plan(args: &Args, text: &str, tool: Tool) -> Result<String, Failure> {
     let layers = size(read.model.layer_count);
     let purpose =
         Use { global_batch: size(read.plan.global_batch_size()), seq: size(read.plan.seq), layers };
-    exported(args, &slicing_experts(configuration), purpose, tool)
+    exported(
+        args,
+        &GANTLINE.experts.told(ExpertPlacement::FromTensor, configuration),
+        purpose,
+        tool,
+    )
 }
 
-/// The name of a plan of ours, with what it means of experts: all ranks of `tp` slice those that
-/// several ranks share.
-fn slicing_experts(named: &Configuration) -> Configuration {
-    let is_sliced = named.ep > 1 && named.tp > 1;
-    Configuration { etp: if is_sliced { named.tp } else { named.etp }, ..named.clone() }
+/// The layout of a document, as other tools mean it: those of ours place experts otherwise.
+fn told(c: &Configuration, document: &Value) -> Configuration {
+    match document["executor"]["profile"].as_str() {
+        Some(profile) if profile != GANTLINE.name => c.clone(),
+        Some(_) | None => GANTLINE.experts.told(ExpertPlacement::FromTensor, c),
+    }
 }
 
 /// A configuration in the terms of a tool. Decisions that the tool cannot express are an error, or

@@ -451,6 +451,7 @@ fn refuse_training(flag: &str, c: &Configuration) -> Result<(), Failure> {
     let plain = Configuration::default();
     let has = [
         (c.cp != plain.cp, "context parallelism"),
+        (c.etp != plain.etp, "slices of experts by `etp`"),
         (c.vpp != plain.vpp || c.schedule != plain.schedule, "schedule of micro-batches"),
         (c.zero != plain.zero, "gradients to shard"),
         (c.recompute != plain.recompute, "backward pass to recompute for"),

@@ -41,6 +41,67 @@ fn plans_for_tools_are_scored_from_their_files() {
     assert_eq!(found["step_time_s"], read["step_time_s"]);
 }
 
+/// How experts are sliced over tensor-parallel ranks is in the files of tools, and is read from
+/// them, also where it is what the tool does unasked.
+#[test]
+fn slices_of_experts_are_in_the_files_of_tools() {
+    let scratch = Scratch::new("for-tools-slices");
+    let asked = "mixtral-8x7b --cluster h100 --devices 16 --gbs 64 --seq 4096";
+    let seconds = |answer: &serde_json::Value| answer["step_time_s"].as_f64().unwrap();
+    for (tool, tp, ep, etp) in [
+        ("megatron", 4, 1, "2"),
+        ("megatron", 4, 1, ""),
+        ("megatron", 4, 2, "4"),
+        ("megatron", 4, 2, ""),
+        ("megatron", 2, 8, "1"),
+        ("torchtitan", 2, 4, "2"),
+        ("torchtitan", 2, 4, ""),
+        ("torchtitan", 4, 1, ""),
+    ] {
+        let etp = if etp.is_empty() { String::new() } else { format!(",etp={etp}") };
+        let fixed = format!("tp={tp},ep={ep}{etp},pp=1");
+        let line = format!("plan {asked} --for-tool {tool} --fix {fixed} --json");
+        let found = scratch.json(&line);
+        scratch.write("found.json", &found.to_string());
+        let file = if tool == "megatron" { "flags.sh" } else { "titan.toml" };
+        scratch.answer(&format!("export found.json --to {tool} --lossy -o {file}"));
+        let score = "score mixtral-8x7b --cluster h100 --devices 16 --gbs 64 --seq 4096";
+        let read = scratch.json(&format!("{score} --from {file} --for-tool {tool} --json"));
+        let means = |answer: &serde_json::Value, key: &str| {
+            let text = answer[key].as_str().expect("a name");
+            text.replace(" etp=1", "").replace(" etp=4", "").replace(" etp=2", "")
+        };
+        assert_eq!(means(&found, "text"), means(&read, "configuration"), "{tool} {fixed}");
+        let off = seconds(&read) / seconds(&found) - 1.0;
+        assert!(off.abs() < 1e-9, "{tool} {fixed}: {off}: {}", read["configuration"]);
+        // As a plan of ours, which slices over all ranks unless told otherwise, it is no other.
+        let ours = scratch.json(&format!("{score} --from found.json --for-tool {tool} --json"));
+        let off = seconds(&ours) / seconds(&found) - 1.0;
+        assert!(off.abs() < 1e-9, "{tool} {fixed}: {off}: {}", ours["configuration"]);
+    }
+    // Ours have them along the other axes as far as these go.
+    for (fixed, wanted) in [
+        ("tp=2,ep=2,dp=4", None),
+        ("tp=4,ep=8,dp=4", Some("--expert-tensor-parallel-size 2")),
+        ("tp=4,ep=2,etp=2,dp=4", Some("--expert-tensor-parallel-size 2")),
+    ] {
+        let found = scratch.json(&format!("plan {asked} --fix {fixed} --json"));
+        scratch.write("ours.json", &found.to_string());
+        let script = scratch.answer("export ours.json --to megatron --lossy");
+        let flag = script.lines().find(|line| line.contains("expert-tensor"));
+        assert_eq!(flag.map(|line| line.trim_end_matches(['\\', ' '])), wanted, "{fixed}");
+    }
+    for (limit, said) in [
+        ("--max etp=2", "write `--fix etp=N`"),
+        ("--forbid etp", "write `--fix etp=N`"),
+        ("--fix etp=3", "`--fix etp=3`"),
+    ] {
+        let output = scratch.run(&format!("plan {asked} {limit}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.contains(said), "{limit}: {errors}");
+    }
+}
+
 /// Gates are shares of all experts, or of those of a token, and Megatron-LM is told which.
 #[test]
 fn megatron_is_told_how_experts_are_weighted() {

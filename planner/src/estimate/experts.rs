@@ -29,6 +29,14 @@ impl ExpertPlacement {
         };
         (c.tp / from_tensor.max(1)).max(1)
     }
+
+    /// The configuration that means to executors of `other` what `c` means to those of this.
+    pub fn told(self, other: ExpertPlacement, c: &Configuration) -> Configuration {
+        let slices = self.slices(c);
+        let open = Configuration { etp: 0, ..c.clone() };
+        let etp = if slices == other.slices(&open) { 0 } else { slices };
+        Configuration { etp, ..open }
+    }
 }
 
 /// The ranks of a stage by the experts that they hold: `ranks` have different ones, `slices` have

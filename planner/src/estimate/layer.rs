@@ -305,7 +305,7 @@ impl Lowering<'_> {
 
     fn item(&self, item: &Item) -> Lowered {
         match *item {
-            Item::Norm { width, parameters } => self.norm(width, parameters),
+            Item::Norm { width, parameters, heads } => self.norm([width, parameters], heads),
             Item::Product { k, n, cut, bias } => self.product(k, n, cut, bias),
             Item::Attention { .. } => self.attention(item),
             Item::Rope { width } => self.rope(width),
@@ -323,8 +323,12 @@ impl Lowering<'_> {
     }
 
     /// Keeps its input: 2 bytes an element.
-    fn norm(&self, width: u32, parameters: u32) -> Lowered {
-        let elements = self.stream_tokens() * f64::from(width);
+    fn norm(&self, [width, parameters]: [u32; 2], is_of_heads: bool) -> Lowered {
+        let elements = if is_of_heads {
+            self.tokens() * f64::from(width) / self.tp()
+        } else {
+            self.stream_tokens() * f64::from(width)
+        };
         let kernels = if self.profile.fused_norm { 1.0 } else { 6.0 };
         Lowered {
             forward: self.rows(elements * 2.0 * self.e()) * kernels,

@@ -318,6 +318,7 @@ impl RowReader<'_> {
             biases: !gated,
             tied: !gated,
             routed,
+            head_norm: known.as_ref().map_or(0, |known| known.head_norm),
             low_rank,
             name,
         };

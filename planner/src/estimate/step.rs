@@ -354,9 +354,13 @@ impl Terms<'_> {
             added += if is_cut { parameters / layers / weights.shard as f64 } else { 0.0 };
         }
         let is_brought = c.zero.stage == 3 && is_shared || is_fetched;
+        let of_experts = self.weights(c, stage)[1].shard > 1 || is_fetched;
         let gathered = if is_brought { weight_bytes } else { 0.0 };
         let [frozen, of_ends] = match is_brought {
-            true => [(stage.frozen[0] - stage.end_frozen) / layers, stage.end_frozen],
+            true => {
+                let experts = if of_experts { stage.frozen[1] } else { 0.0 };
+                [(stage.frozen[0] - stage.end_frozen + experts) / layers, stage.end_frozen]
+            }
             false => [0.0; 2],
         };
         [

@@ -32,6 +32,7 @@ pub(crate) fn gpt3() -> Workload {
         biases: true,
         tied: true,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     };
     shape.workload().unwrap()
@@ -162,6 +163,7 @@ fn bloom(heads: u32) -> Shape {
         biases: true,
         tied: true,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     }
 }

@@ -53,6 +53,8 @@ pub enum Item {
         width: u32,
         /// Parameters of the norm: `width`, or twice that with a bias.
         parameters: u32,
+        /// Whether it is of heads, which tensor-parallel ranks have parts of.
+        heads: bool,
     },
     /// `[tokens, k] · [k, n]` with a weight.
     Product {
@@ -516,6 +518,9 @@ pub struct Shape {
     pub biases: bool,
     /// Whether the head's weight is the embedding's.
     pub tied: bool,
+    /// Parameters of the norms of queries and keys; 0 for none.
+    #[serde(default)]
+    pub head_norm: u32,
     /// Routed layers.
     pub routed: Option<Routed>,
     /// Low-rank attention.
@@ -604,7 +609,7 @@ impl Shape {
 
     fn norm(&self) -> Item {
         let parameters = if self.gated { self.hidden } else { 2 * self.hidden };
-        Item::Norm { width: self.hidden, parameters }
+        Item::Norm { width: self.hidden, parameters, heads: false }
     }
 
     fn layer(&self, routed: Option<Routed>) -> Vec<Item> {
@@ -645,7 +650,7 @@ impl Shape {
             let queries_of = if q_rank == 0 { self.hidden } else { q_rank };
             return vec![
                 self.product(self.hidden, q_rank + kv_rank + rope_dim, Cut::Whole),
-                Item::Norm { width: q_rank + kv_rank, parameters: q_rank + kv_rank },
+                Item::Norm { width: q_rank + kv_rank, parameters: q_rank + kv_rank, heads: false },
                 self.product(queries_of, heads * qk_dim, Cut::Columns),
                 self.product(kv_rank, heads * (plain_dim + v_dim), Cut::Columns),
                 Item::Rope { width: heads * rope_dim + rope_dim },
@@ -656,6 +661,9 @@ impl Shape {
         let (kv_heads, dim) = (self.kv_heads, self.head_dim);
         let (q, kv) = (heads * dim, kv_heads * dim);
         let mut items = vec![self.product(self.hidden, q + 2 * kv, Cut::Columns)];
+        if self.head_norm > 0 {
+            items.push(Item::Norm { width: q + kv, parameters: self.head_norm, heads: true });
+        }
         if self.gated {
             items.push(Item::Rope { width: q + kv });
         }

@@ -382,6 +382,7 @@ impl<'a> Lines<'a> {
         let node = self.asked.cluster.groups[group].devices_per_node.unwrap_or(1) as u32;
         let each = self.asked.devices(group) / dp / cp;
         let allow = |decision, number: u32| limits.allow(decision, number as usize);
+        let etp = limits.fixed(Decision::Etp).map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX));
         let mut all = Vec::new();
         let ranks = divisors(each).into_iter().filter(|tp| *tp <= node);
         for tp in ranks.filter(|tp| domain.heads.is_multiple_of(*tp) && allow(Decision::Tp, *tp)) {
@@ -390,10 +391,7 @@ impl<'a> Lines<'a> {
             let cuts = if tp > 1 && domain.seq > 1 { &[true, false][..] } else { &[false] };
             let pairs = experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp)));
             for (ep, sp) in pairs {
-                if !allow(Decision::Ep, ep)
-                    || !allow(Decision::Sp, u32::from(sp))
-                    || !allow(Decision::Etp, 0)
-                {
+                if !allow(Decision::Ep, ep) || !allow(Decision::Sp, u32::from(sp)) {
                     continue;
                 }
                 let stages = each / tp;
@@ -401,12 +399,16 @@ impl<'a> Lines<'a> {
                     tp,
                     cp,
                     ep,
+                    etp,
                     dp,
                     microbatch,
                     sequence_parallel: sp,
                     schedule: Schedule::OneForwardOneBackward,
                     ..Configuration::default()
                 };
+                if etp > 0 && !(domain.experts > 1 && configuration.may_slice_experts(etp)) {
+                    continue;
+                }
                 let inside = self.inside(group, &configuration, stages);
                 let seconds = self.seconds(group, inside);
                 all.push(Used { group, inside, stages, configuration, seconds });

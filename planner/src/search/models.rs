@@ -130,6 +130,7 @@ fn shape_of(row: &[&str], name: &str) -> Shape {
         biases: !is(8),
         tied: is(11),
         routed: (routed.experts > 0).then_some(routed),
+        head_norm: 0,
         low_rank: None,
     }
 }

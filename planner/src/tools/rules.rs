@@ -164,7 +164,7 @@ pub(super) const DEEPSPEED: &[Rule] = &[
     KEY_HEADS,
     // deepspeed/moe/layer.py: `MoE(ep_size=…)`.
     rule("expert-parallel ranks, which are set where the model is built", Reads::Experts, |of| {
-        of.c.ep > 1 || of.c.etp > 0
+        of.c.ep > 1 || slices_otherwise(of)
     }),
     rule("sequence parallelism of tensor-parallel ranks", Reads::Sequence, |of| {
         of.c.sequence_parallel
@@ -202,7 +202,8 @@ pub(super) const TORCHTITAN: &[Rule] = &[
     // torchtitan/distributed/parallel_dims.py: "Currently we only support ETP=TP or ETP=1".
     rule("experts that are cut over a part of the tensor-parallel ranks", Reads::Experts, |of| {
         let slices = ExpertPlacement::FromTensor.slices(of.c);
-        of.c.ep > 1 && ![1, of.c.tp].contains(&slices)
+        // Without expert parallelism, tensor-parallel ranks share them.
+        slices != of.c.tp && (of.c.ep == 1 || slices != 1)
     }),
     // `apply_tp` lays norms and residuals out as `Shard(1)`.
     rule("tensor parallelism without sequence parallelism", Reads::Sequence, |of| {
@@ -248,6 +249,11 @@ pub(super) const TORCHTITAN: &[Rule] = &[
     rule("uneven stages", Reads::Stages, |of| !of.c.stage_layers.is_empty() && !makes_stages(of)),
 ];
 
+/// Whether not all tensor-parallel ranks slice experts.
+fn slices_otherwise(of: &Case<'_>) -> bool {
+    ![0, of.c.tp].contains(&of.c.etp)
+}
+
 /// Whether torchtitan's stages have the layers that a configuration says.
 fn makes_stages(of: &Case<'_>) -> bool {
     of.c.pp == 1 || of.sizes.layers == 0 || torchtitan_ends(of.c, of.sizes.layers).is_some()
@@ -255,7 +261,7 @@ fn makes_stages(of: &Case<'_>) -> bool {
 
 pub(super) const CALCULON: &[Rule] = &[
     rule("context parallelism", Reads::Mesh, |of| of.c.cp > 1),
-    rule("expert parallelism", Reads::Experts, |of| of.c.ep > 1 || of.c.etp > 0),
+    rule("expert parallelism", Reads::Experts, |of| of.c.ep > 1 || slices_otherwise(of)),
     PLACEMENT,
     GPIPE,
     ZB_H1,

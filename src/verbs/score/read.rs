@@ -18,7 +18,7 @@ use std::path::Path;
 use ir::import::nearest;
 use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, WORDS};
-use planner::estimate::profile::{self, Exchange, Profile};
+use planner::estimate::profile::{self, Exchange, ExpertPlacement, GANTLINE, PROFILES, Profile};
 use planner::estimate::workload::Shape;
 use serde_json::Value as Json;
 
@@ -354,6 +354,8 @@ fn plan(said: &Said, json: &Json) -> Result<Layout, Vec<Diagnostic>> {
     let here = |wrong: Diagnostic| Diagnostic { code: "E5016", span: at.clone(), ..wrong };
     let read: Result<Configuration, Vec<Diagnostic>> = text.parse();
     let configuration = read.map_err(|all| all.into_iter().map(here).collect::<Vec<_>>())?;
+    let profile = json["executor"]["profile"].as_str();
+    let profile = PROFILES.iter().find(|known| Some(known.name) == profile);
     let whole = json.get("plan").map(|plan| serde_json::from_value(plan.clone()));
     if !whole.is_none_or(|whole| whole.is_ok_and(|c: Configuration| c == configuration)) {
         let headline = "`plan` and `text` do not say the same";
@@ -365,8 +367,17 @@ fn plan(said: &Said, json: &Json) -> Result<Layout, Vec<Diagnostic>> {
         seq: number("seq"),
         dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
         model: model(json),
-        ..Layout::of(configuration)
+        ..Layout::of(slicing(configuration, profile.unwrap_or(&GANTLINE)))
     })
+}
+
+/// The layout with the slices of experts that the plan's executor has, where others have not as
+/// many: it is priced as that of any of them.
+fn slicing(c: Configuration, executor: &Profile) -> Configuration {
+    let others = [ExpertPlacement::BesideTensor, ExpertPlacement::FromTensor];
+    let is_plain = others.iter().all(|other| executor.experts.told(*other, &c).etp == 0);
+    let etp = if is_plain { 0 } else { executor.experts.slices(&c) };
+    Configuration { etp, ..c }
 }
 
 /// Data-parallel ranks, if it is known how many there are: devices without those of other axes.

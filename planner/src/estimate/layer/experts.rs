@@ -180,10 +180,20 @@ impl Lowering<'_> {
         let bytes = here.tokens / slices.size() as f64 * here.width * self.e();
         if self.computes_experts_again() {
             // All ranks gather the tokens of all, and terms are summed where they are scattered;
-            // the backward pass gathers both tokens and gradients.
-            let one_s = self.network.gather_s(bytes * ep.size() as f64, ep);
-            let sliced = self.over_slices(bytes * slices.size() as f64 * ep.size() as f64);
-            return [expert(2.0 * one_s) + sliced[0], expert(3.0 * one_s) + sliced[1]];
+            // the backward pass gathers both tokens and gradients. Ranks of `tp` bring parts of
+            // their tokens; terms are theirs, and whole where tokens are not cut.
+            let all = bytes * ep.size() as f64;
+            let whole = slices.size() as f64;
+            let [gathered_s, scattered_s] = match self.inside.sequence_parallel {
+                true => [self.network.gather_s(all, ep); 2],
+                false => [all, all * whole].map(|bytes| self.network.gather_s(bytes, ep)),
+            };
+            let sliced = match self.inside.sequence_parallel {
+                true => self.over_slices(all * whole),
+                false => self.over_slices(bytes * whole),
+            };
+            let [forward_s, backward_s] = [1.0, 2.0].map(|n| n * gathered_s + scattered_s);
+            return [expert(forward_s) + sliced[0], expert(backward_s) + sliced[1]];
         }
         // A token whose experts share a node goes there once.
         let nodes = self.network.nodes(ep);

@@ -37,6 +37,7 @@ fn shape(name: &str, seq: u32) -> Shape {
         biases: false,
         tied: false,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     }
 }

@@ -22,6 +22,7 @@ fn llama_1b() -> Workload {
         biases: false,
         tied: true,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     };
     shape.workload().unwrap()

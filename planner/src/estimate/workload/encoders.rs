@@ -45,7 +45,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
     let (vocab, positions, width, ffn) = (small(vocab), small(rows), small(model), small(inner));
     let heads = small(heads);
     let dim = width / heads;
-    let norm = Item::Norm { width, parameters: 2 * width };
+    let norm = Item::Norm { width, parameters: 2 * width, heads: false };
     let residual = Item::Residual { width };
     let items = vec![
         product([width, 3 * width], Cut::Columns, true),
@@ -118,7 +118,7 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
     let (vocab, width, ffn) = (small(vocab), small(model), small(inner));
     let (heads, dim, rows) = (small(heads), small(head_size), small(rows));
     let (gated, biases) = (sizes.gated, 2 * small(buckets) * heads);
-    let norm = Item::Norm { width, parameters: width };
+    let norm = Item::Norm { width, parameters: width, heads: false };
     let attention = |causal: bool| {
         let mix = Item::Attention { heads, kv_heads: heads, qk_dim: dim, v_dim: dim, causal };
         [mix, product([rows, width], Cut::Rows, false), Item::Residual { width }]

@@ -40,6 +40,7 @@ pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
         causal: true,
         biases: is("biases"),
         tied: model.flag("tied"),
+        head_norm: size("head_norm"),
         routed: (routed.experts > 0).then_some(routed),
         low_rank: (low_rank.kv_rank > 0).then_some(low_rank),
     }

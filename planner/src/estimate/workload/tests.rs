@@ -19,6 +19,7 @@ fn gpt3() -> Shape {
         biases: true,
         tied: true,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     }
 }
@@ -54,6 +55,7 @@ fn published_parameter_counts_are_met() {
         biases: false,
         tied: false,
         routed: None,
+        head_norm: 0,
         low_rank: None,
     };
     assert_eq!(llama.workload().unwrap().parameters(), 70_553_706_496);
@@ -67,6 +69,7 @@ fn published_parameter_counts_are_met() {
         ffn: 18432,
         vocab: 129_280,
         routed: Some(routed),
+        head_norm: 0,
         low_rank: Some(low_rank),
         ..llama
     };

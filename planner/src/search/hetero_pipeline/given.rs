@@ -60,6 +60,7 @@ fn whole(
             tp: c.tp,
             cp: c.cp,
             ep: c.ep,
+            etp: c.etp,
             pp: c.pp,
             dp: c.dp,
             microbatch: c.microbatch,
@@ -85,11 +86,8 @@ fn whole(
     };
     if wrong.is_empty() {
         for (group, c) in layouts {
-            let all = Configuration {
-                pp: whole.pp,
-                stage_layers: whole.stage_layers.clone(),
-                ..c.clone()
-            };
+            let stage_layers = whole.stage_layers.clone();
+            let all = Configuration { pp: whole.pp, stage_layers, ..c.clone() };
             let found = legal::check(asked.work, &all, asked.job.global_batch);
             wrong.extend(found.err().into_iter().flatten());
             wrong.extend(ranks_wrong(asked, *group, c));

@@ -93,7 +93,7 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     }
     check_layers(&mut said, known.layers);
     check_decoder(&mut said, known.decoder);
-    read_experts(&mut said, &mut c);
+    read_experts(&mut said, &mut c, known.decoder);
     let overlap = Overlap {
         gradients: said.has("--overlap-grad-reduce"),
         weights: said.has("--overlap-param-gather"),
@@ -197,8 +197,8 @@ fn check_decoder(said: &mut Said, decoder: Option<DecoderSizes>) {
 }
 
 /// Reads how experts are cut inside: over all ranks of `tp` where nothing says it.
-fn read_experts(said: &mut Said, c: &mut Configuration) {
-    let has_experts = said.size("--num-experts").is_some() || c.ep > 1;
+fn read_experts(said: &mut Said, c: &mut Configuration, decoder: Option<DecoderSizes>) {
+    let has_experts = decoder.map_or(c.ep > 1, |decoder| decoder.experts > 0);
     let slices = said.size("--expert-tensor-parallel-size").unwrap_or(c.tp);
     if has_experts && slices != ExpertPlacement::FromTensor.slices(c) {
         c.etp = slices;
