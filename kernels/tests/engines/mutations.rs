@@ -480,6 +480,8 @@ const OF_ONE_TILE: Equivalent = &[
     ("`empty + (count - 1) % 8` is", "of two stages both are released before the first is filled"),
     ("mbarrier_arrive(empty + (count - 1) % 8)` number 1, .. is ``", "the block ends"),
 ];
+/// As of stages; rows of tokens are transposed in gradients of weights.
+const OF_ROWS: Equivalent = &[OF_STAGES[0], OF_STAGES[1], ("`8192` is `8192 * 2`", OF_LEADING)];
 /// The last one deadlocks where the producer sleeps while both warpgroups take a whole step, which
 /// orders of threads that are tried here do not have: other lengths had one.
 const OF_KEYS: Equivalent = &[
@@ -572,8 +574,8 @@ fn by_warpgroups() -> Vec<Subject> {
         Kernel::AttentionBwd(a)
     };
     let is_gradient = |tile: &Tile| matches!(tile, Tile::FlashWarpgroupBackward(_));
-    let of_experts = |family, kernel| {
-        let mut subject = of(family, kernel, OF_STAGES);
+    let of_experts = |family, kernel, equivalent| {
+        let mut subject = of(family, kernel, equivalent);
         subject.case.inputs[1] = one_and_the_others();
         subject
     };
@@ -582,8 +584,9 @@ fn by_warpgroups() -> Vec<Subject> {
         of("gradient of attention by wgmma", gradient([150, 290, 2, 80]), OF_GRADIENT)
             .only(is_gradient),
         of("the same, heads of 64", gradient([200, 390, 2, 64]), OF_GRADIENT).only(is_gradient),
-        of_experts("experts by wgmma", Kernel::Experts(e.clone())).only(is_product),
-        of_experts("their gradient by wgmma", Kernel::ExpertsBwd(e.clone())).only(is_product),
+        of_experts("experts by wgmma", Kernel::Experts(e.clone()), OF_STAGES).only(is_product),
+        of_experts("their gradient by wgmma", Kernel::ExpertsBwd(e.clone()), OF_ROWS)
+            .only(is_product),
     ]
 }
 
