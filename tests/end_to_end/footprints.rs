@@ -223,7 +223,9 @@ const OF_EXPERTS: [&str; 12] = [
 fn the_closed_form_of_experts_is_near_the_programs() {
     let cluster = Cluster::load("h100").expect("a preset");
     let mut compared = 0;
-    for model in ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b", "qwen3-30b-a3b"] {
+    for model in
+        ["mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b", "qwen3-30b-a3b", "deepseek-v2-lite"]
+    {
         let work = described(model, Some(2048)).expect("a preset").work;
         let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
         let estimator = Estimator::over(8, &work, &cluster, GANTLINE, job).expect("GPUs");

@@ -2,6 +2,7 @@
 
 use super::{Lowered, Lowering};
 use crate::estimate::price::Pass;
+use crate::estimate::profile::Whole;
 use crate::estimate::rates::{Arithmetic, AttentionKernel};
 use crate::estimate::workload::Item;
 
@@ -13,7 +14,12 @@ impl Lowering<'_> {
         };
         let heads = (f64::from(heads) / self.tp()).ceil();
         let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
-        let (qk, v) = (f64::from(qk_dim), f64::from(v_dim));
+        // Programs of `codegen` have heads of one size: shorter ones are padded, and the result
+        // loses what is padded.
+        let is_ours = self.profile.whole == Whole::Calls && self.weights.of_training;
+        let [own_v, wide] = [v_dim, qk_dim.max(v_dim)].map(f64::from);
+        let is_padded = is_ours && qk_dim != v_dim;
+        let [qk, v] = if is_padded { [wide; 2] } else { [qk_dim, v_dim].map(f64::from) };
         let tokens = self.tokens();
         let kept = tokens * (heads * qk + kv_heads * (qk + v)) * self.e();
         let mut lowered = match self.profile.attention {
@@ -25,7 +31,12 @@ impl Lowering<'_> {
             }
         };
         lowered.saved += kept;
-        lowered.result = tokens * heads * v * self.e();
+        lowered.result = tokens * heads * own_v * self.e();
+        if is_padded {
+            // The product after it keeps its own part of the result.
+            lowered.saved += tokens * heads * wide * self.e();
+            lowered.saved_attention += lowered.result;
+        }
         let group = self.inside.cp_group;
         if group.size() > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
