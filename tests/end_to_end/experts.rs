@@ -8,6 +8,7 @@ use runtime::weights::Weights;
 use crate::cli::tiny;
 use crate::mesh::{Case, check_batch};
 use crate::model::mixtral;
+use crate::scratch::Scratch;
 
 /// Tokens of a sample.
 const SEQ: usize = 10;
@@ -124,6 +125,14 @@ fn ranks_that_share_experts_drop_the_same_elements() {
     check_batch(dropped, &[mesh([1, 2, 1]), mesh([1, 4, 2])], &|_| {});
 }
 
+/// The losses that a run tells.
+fn losses(scratch: &Scratch, run: &str) -> Vec<f64> {
+    let lines = std::fs::read_to_string(scratch.0.join(run).join("metrics.jsonl"));
+    let lines = lines.expect("a run has metrics");
+    let numbers = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    numbers.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect()
+}
+
 /// Experts of which a rank has the only copies are updated and rounded where they are, whatever is
 /// shared of other weights: the losses are the same.
 #[test]
@@ -143,11 +152,7 @@ fn experts_without_copies_stay_where_they_are() {
             let fixed = format!("ep=4,dp=4,mbs=1,zero={zero},offload-optimizer={offload}");
             let line = format!("train mix {flags} --precision states={states} --fix {fixed}");
             scratch.answer(&format!("{line} --out {run}"));
-            let lines = std::fs::read_to_string(scratch.0.join(&run).join("metrics.jsonl"));
-            let lines = lines.expect("a run has metrics");
-            let numbers = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-            let losses: Vec<f64> =
-                numbers.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect();
+            let losses = losses(&scratch, &run);
             assert_eq!(losses.len(), 3, "{run}");
             let first: &Vec<f64> = first.get_or_insert_with(|| losses.clone());
             let most = if states == "f32" { 1e-4 } else { 1e-2 };
@@ -167,18 +172,12 @@ fn a_mixture_of_experts_is_trained_resumed_and_exported() {
         "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}"#;
     scratch.write("mix/config.json", config);
     let flags = "--data text --from-scratch --calibration none --seq 16 --gbs 8 --lr 0.01";
-    let losses = |run: &str| -> Vec<f64> {
-        let lines = std::fs::read_to_string(scratch.0.join(run).join("metrics.jsonl"));
-        let lines = lines.expect("a run has metrics");
-        let numbers = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        numbers.filter_map(|line: serde_json::Value| line["loss"].as_f64()).collect()
-    };
     let on = "--val-every 0 --save-every 4 --steps 4";
     scratch.answer(&format!("train mix {flags} {on} --ranks 1 --out one"));
-    let one = losses("one");
+    let one = losses(&scratch, "one");
     for (run, mesh) in [("two", "ep=2"), ("four", "ep=4,zero=3"), ("mixed", "tp=2,ep=2")] {
         scratch.answer(&format!("train mix {flags} {on} --ranks 4 --fix {mesh} --out {run}"));
-        let shared = losses(run);
+        let shared = losses(&scratch, run);
         assert_eq!(shared.len(), one.len());
         let off = |(a, b): (&f64, &f64)| (a - b).abs() / b;
         let worst = shared.iter().zip(&one).map(off).fold(0.0, f64::max);
@@ -188,7 +187,7 @@ fn a_mixture_of_experts_is_trained_resumed_and_exported() {
     for (run, on) in [("four", "--ranks 2 --fix dp=2,ep=1"), ("one", "--ranks 2 --fix ep=2")] {
         scratch.answer(&format!("train --calibration none --steps 6 {on} --resume {run}"));
     }
-    let [a, b] = ["four", "one"].map(losses);
+    let [a, b] = ["four", "one"].map(|run| losses(&scratch, run));
     assert_eq!((a.len(), b.len()), (6, 6));
     assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4), "{a:?} and {b:?}");
     scratch.answer("export four --to hf -o written");

@@ -182,16 +182,14 @@ impl Lowering<'_> {
             // All ranks gather the tokens of all, and terms are summed where they are scattered;
             // the backward pass gathers both tokens and gradients. Ranks of `tp` bring parts of
             // their tokens; terms are theirs, and whole where tokens are not cut.
-            let all = bytes * ep.size() as f64;
-            let whole = slices.size() as f64;
-            let [gathered_s, scattered_s] = match self.inside.sequence_parallel {
-                true => [self.network.gather_s(all, ep); 2],
-                false => [all, all * whole].map(|bytes| self.network.gather_s(bytes, ep)),
+            let (all, whole) = (bytes * ep.size() as f64, slices.size() as f64);
+            let [scattered, sliced] = match self.inside.sequence_parallel {
+                true => [all, all * whole],
+                false => [all * whole, bytes * whole],
             };
-            let sliced = match self.inside.sequence_parallel {
-                true => self.over_slices(all * whole),
-                false => self.over_slices(bytes * whole),
-            };
+            let [gathered_s, scattered_s] =
+                [all, scattered].map(|bytes| self.network.gather_s(bytes, ep));
+            let sliced = self.over_slices(sliced);
             let [forward_s, backward_s] = [1.0, 2.0].map(|n| n * gathered_s + scattered_s);
             return [expert(forward_s) + sliced[0], expert(backward_s) + sliced[1]];
         }
