@@ -230,6 +230,9 @@ mod tests {
             let makes = function.nodes.iter().find(|node| node.results.contains(&router)).unwrap();
             let dtypes = [makes.operands[0], router].map(|value| function.ty(value).dtype);
             assert_eq!(dtypes, [DType::BF16, DType::F32], "{function}");
+            // Keys of which all heads share a part are as narrow as others.
+            let keys = function.find("k_own").expect("there are keys");
+            assert_eq!(function.ty(keys).dtype, DType::BF16, "{function}");
         }
     }
 }

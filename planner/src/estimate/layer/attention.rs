@@ -14,14 +14,15 @@ impl Lowering<'_> {
         };
         let heads = (f64::from(heads) / self.tp()).ceil();
         let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
-        // Programs of `codegen` have heads of one size: shorter ones are padded, and the result
-        // loses what is padded.
+        // Programs of `codegen` have heads of one size: shorter ones are padded where they are
+        // read, and the padded result is kept, of which the next product reads a part.
         let is_ours = self.profile.whole == Whole::Calls && self.weights.of_training;
         let [own_v, wide] = [v_dim, qk_dim.max(v_dim)].map(f64::from);
         let is_padded = is_ours && qk_dim != v_dim;
         let [qk, v] = if is_padded { [wide; 2] } else { [qk_dim, v_dim].map(f64::from) };
         let tokens = self.tokens();
-        let kept = tokens * (heads * qk + kv_heads * (qk + v)) * self.e();
+        let kept = heads * f64::from(qk_dim) + kv_heads * f64::from(qk_dim + v_dim);
+        let kept = tokens * kept * self.e();
         let mut lowered = match self.profile.attention {
             AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
                 self.written_attention(heads, qk, v, causal)
@@ -33,9 +34,7 @@ impl Lowering<'_> {
         lowered.saved += kept;
         lowered.result = tokens * heads * own_v * self.e();
         if is_padded {
-            // The product after it keeps its own part of the result.
-            lowered.saved += tokens * heads * wide * self.e();
-            lowered.saved_attention += lowered.result;
+            lowered.saved += tokens * heads * (wide - own_v) * self.e();
         }
         let group = self.inside.cp_group;
         if group.size() > 1 {
