@@ -102,7 +102,7 @@ fn slices_of_experts_are_in_the_files_of_tools() {
     }
 }
 
-/// Gates are shares of all experts, or of those of a token, and Megatron-LM is told which.
+/// `--moe-router-pre-softmax` follows `norm_topk_prob`.
 #[test]
 fn megatron_is_told_how_experts_are_weighted() {
     let scratch = Scratch::new("for-tools-experts");
@@ -138,6 +138,12 @@ fn what_a_tool_cannot_do_is_refused() {
             "torchtitan has the models llama3 8B",
         ),
         (format!("plan {at} --for-tool megatron --dtype f16 -o dir"), "written in bf16"),
+        (
+            "plan deepseek-v2 --cluster h200 --devices 256 --gbs 1024 --seq 4096 \
+             --for-tool megatron -o dir"
+                .to_owned(),
+            "scores a group of experts by its 2 best, the model by its 1",
+        ),
     ] {
         let output = scratch.run(&line);
         let errors = String::from_utf8_lossy(&output.stderr);

@@ -97,6 +97,7 @@ fn torchrun(launch: &Launch<'_>) -> String {
 fn megatron_script(launch: &Launch<'_>) -> Result<String, String> {
     let c = launch.configuration;
     let decoder = launch.decoder.ok_or("`pretrain_gpt.py` trains decoders")?;
+    check_groups(decoder)?;
     let mut text = head(launch, "MEGATRON is the directory of Megatron-LM; the data is made up.");
     let is_fsdp = c.zero.stage > 1;
     // `validate_args`: tensor and context parallelism demand one connection, FSDP several.
@@ -230,7 +231,21 @@ fn routed_flags(decoder: &Decoder) -> Vec<String> {
     flags
 }
 
-/// How experts are chosen. Of groups, Megatron-Core adds up the `topk / group-topk` best of each.
+/// Refuses a router whose groups Megatron-Core scores otherwise: by the sum of the
+/// `topk / group-topk` best of each (`group_limited_topk` in moe_utils.py).
+fn check_groups(decoder: &Decoder) -> Result<(), String> {
+    let Router { is_sigmoid, groups, .. } = decoder.router;
+    let (Some([_, open]), Some(routed)) = (groups, decoder.shape.routed) else { return Ok(()) };
+    let (summed, wanted) = (routed.top_k / open.max(1), if is_sigmoid { 2 } else { 1 });
+    if summed == wanted {
+        return Ok(());
+    }
+    Err(format!(
+        "Megatron-Core scores a group of experts by its {summed} best, the model by its {wanted}"
+    ))
+}
+
+/// How experts are chosen.
 fn router_flags(decoder: &Decoder) -> Vec<String> {
     let Router { is_sigmoid, groups, gain } = decoder.router;
     let mut flags = Vec::new();
