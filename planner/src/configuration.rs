@@ -63,8 +63,8 @@ pub struct Configuration {
     pub cp: u32,
     /// Expert-parallel ranks: a sub-axis of `dp` × `cp` × `tp`, innermost.
     pub ep: u32,
-    /// Tensor-parallel ranks that each hold a slice of the same experts; 0 for as many as the
-    /// executor has, see [`ExpertPlacement`](crate::estimate::profile::ExpertPlacement).
+    /// Expert-tensor-parallel ranks: those of `tp` that slice the same experts; 0 for as many as
+    /// the executor has, see [`ExpertPlacement`](crate::estimate::profile::ExpertPlacement).
     pub etp: u32,
     /// Pipeline stages.
     pub pp: u32,
@@ -212,7 +212,7 @@ impl Configuration {
             .then(|| global_batch / at_once)
     }
 
-    /// Whether so many ranks of `tp` may each hold a slice of the same experts.
+    /// Whether `etp` may be the size of expert tensor parallelism.
     pub(crate) fn may_slice_experts(&self, etp: u32) -> bool {
         let stage = u64::from(self.tp) * u64::from(self.cp) * u64::from(self.dp);
         let shared = u64::from(self.ep) * u64::from(etp);

@@ -221,8 +221,9 @@ impl<'a> Rank<'a> {
     fn updated(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
         let found = self.weights(place);
         let [(ref piece, at)] = found[..] else { return found };
-        let Some(bucket) = at.checked_sub(self.program.weights.len()) else { return found };
-        let bucket = self.buffer(BufferId(bucket as u32));
+        if at < self.program.weights.len() {
+            return found;
+        }
         let original = self.original(place);
         let [(_, Owner::Buffer(owner))] = original.as_ref().unwrap_or(place).parts[..] else {
             return found;
@@ -231,12 +232,13 @@ impl<'a> Rank<'a> {
             let buffer = &self.program.buffers[at as usize];
             buffer.bytes / buffer.dtype.size()
         };
-        let Some((role, whole)) = self.bucket(place) else { return found };
+        let Some((role, bucket)) = self.bucket(place) else { return found };
         let per = if matches!(role, ShardRole::Scale(_)) { STATE_BLOCK as u64 } else { 1 };
-        if elements(owner) * per != elements(whole.0) {
+        if elements(owner) * per != elements(bucket.0) {
             return found;
         }
-        let size = self.program.buffers[whole.0 as usize].dtype.size();
+        let size = self.program.buffers[bucket.0 as usize].dtype.size();
+        let bucket = self.buffer(bucket);
         let start = bucket.range.start;
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let before = (range.start - start) / size;

@@ -232,7 +232,7 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
     keep_expressible(domain, path, *step, options);
 }
 
-/// Whether the number of slices that is asked for fits so many expert-parallel ranks.
+/// Whether the fixed `etp` fits `ep`.
 fn may_slice_experts(domain: &SearchDomain, c: &Configuration, ep: u32) -> bool {
     let Some(etp) = domain.limits.fixed(Decision::Etp).filter(|etp| *etp > 0) else { return true };
     let c = Configuration { ep, ..c.clone() };
