@@ -230,8 +230,10 @@ fn scratch(program: &Program) -> [u64; 2] {
         let routine = &program.routines[*routine];
         let start = program.buffers[frame.0 as usize].offset;
         for instruction in &routine.instructions {
-            let Instruction::Collective { input, output, .. } = instruction else { continue };
-            for operand in [input, output] {
+            let Instruction::Collective { input, output, gates, .. } = instruction else {
+                continue;
+            };
+            for operand in [input, output].into_iter().chain(gates) {
                 let Ref::Local(at) = *operand else { continue };
                 let local = &routine.locals[at as usize];
                 ranges.push([start + local.offset, start + local.offset + local.bytes]);

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ir::op::Collective;
-use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
+use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routed, Routine};
 use ir::sharding::Layout;
 use ir::target::{Arch, Target};
 use ir::{Axis, DType, Function, Kind, Module, Node, Op, TensorType, ValueId};
@@ -490,7 +490,11 @@ impl<'a> Lower<'a> {
                 (Exchange::ReduceScatter { outer, inner, counts, order }, input)
             }
             Collective::AllToAll { pieces } => (Exchange::AllToAll { pieces: *pieces }, input),
+            Collective::Dispatch { .. } | Collective::Combine { .. } => {
+                (self.routed(node, kind), input)
+            }
         };
+        let gates = node.operands.get(1).map(|gates| self.home(*gates));
         self.instructions.push(Instruction::Collective {
             group: group(axis, &exchange),
             exchange,
@@ -499,7 +503,27 @@ impl<'a> Lower<'a> {
             elements: sizes.iter().product(),
             input,
             output,
+            gates,
         });
+    }
+
+    /// The exchange of tokens that gates route, which are the second operand.
+    fn routed(&self, node: &Node, kind: &Collective) -> Exchange {
+        let sizes = |at: usize| self.ty(node.operands[at]).sizes().expect("local sizes are bound");
+        let of = |pieces: usize, top_k: usize, [of_tokens, of_experts]: [usize; 2]| {
+            let (tokens, gates) = (sizes(0), sizes(1));
+            let (width, rows) = tokens.split_last().expect("tokens have numbers");
+            let rows = rows.iter().product::<usize>() / of_tokens;
+            let experts = gates.last().map_or(0, |all| all / of_experts);
+            Routed { pieces, rows, width: *width, experts, top_k }
+        };
+        match *kind {
+            Collective::Dispatch { pieces, top_k } => Exchange::Dispatch(of(pieces, top_k, [1, 1])),
+            Collective::Combine { pieces, top_k } => {
+                Exchange::Combine(of(pieces, top_k, [pieces, pieces]))
+            }
+            _ => unreachable!("tokens are dispatched or combined"),
+        }
     }
 
     /// Copies a value, as it is.
@@ -598,7 +622,9 @@ pub fn touched(instruction: &Instruction) -> Vec<Ref> {
         Instruction::Launch { inputs, outputs, workspace, .. } => {
             inputs.iter().chain(outputs).chain(workspace).copied().collect()
         }
-        Instruction::Collective { input, output, .. } => vec![*input, *output],
+        Instruction::Collective { input, output, gates, .. } => {
+            [*input, *output].into_iter().chain(*gates).collect()
+        }
     }
 }
 
@@ -620,6 +646,7 @@ fn group(axis: &str, exchange: &Exchange) -> Group {
             Group::Shards(counts.len())
         }
         Exchange::AllToAll { pieces } if axis == Axis::Ep.name() => Group::Shards(*pieces),
+        Exchange::Dispatch(routed) | Exchange::Combine(routed) => Group::Shards(routed.pieces),
         Exchange::AllReduce(_)
         | Exchange::AllGather { .. }
         | Exchange::ReduceScatter { .. }

@@ -374,6 +374,26 @@ impl Partition<'_> {
         axis: usize,
         to: Layout,
     ) -> Result<ValueId, String> {
+        let mut key = *layouts;
+        key[axis] = to;
+        if let Some(there) = self.shards.get(&(value, key)) {
+            *layouts = key;
+            return Ok(*there);
+        }
+        let result = self.moved(value, local, layouts, axis, to)?;
+        self.shards.insert((value, key), result);
+        Ok(result)
+    }
+
+    /// What lies in some layouts, in another one on an axis.
+    fn moved(
+        &mut self,
+        value: ValueId,
+        local: ValueId,
+        layouts: &mut Layouts,
+        axis: usize,
+        to: Layout,
+    ) -> Result<ValueId, String> {
         let name = self.global.value(value).name.clone();
         let sizes = self.sizes_outside(value, *layouts, axis)?;
         let axis_name = VALUE_AXES[axis].name().to_owned();
@@ -384,17 +404,12 @@ impl Partition<'_> {
         if [from, to].into_iter().filter_map(Layout::cut_dim).any(inside) {
             return Err(format!("`%{name}` is cut again inside of what {axis_name} exchanges"));
         }
-        let mut key = *layouts;
-        key[axis] = to;
-        *layouts = key;
-        if let Some(there) = self.shards.get(&(value, key)) {
-            return Ok(*there);
-        }
+        layouts[axis] = to;
         let counts = |dim: usize, unit: usize| -> Result<Vec<usize>, String> {
             let shares = self.shares(&name, sizes[dim], unit, axis)?;
             Ok(shares.iter().map(|share| length(share)).collect())
         };
-        let result = match (from, to) {
+        Ok(match (from, to) {
             (Layout::Partial(Combiner::Sum), Layout::Cut { dim, unit }) => {
                 let counts = counts(dim, unit)?;
                 let op = collective(Collective::ReduceScatter { dim, counts, order, own });
@@ -432,9 +447,7 @@ impl Partition<'_> {
                 return Err(format!("`%{name}` is whole and cannot become partial"));
             }
             (Layout::Replicated, _) => self.cut(&name, local, &sizes, to, axis)?,
-        };
-        self.shards.insert((value, key), result);
-        Ok(result)
+        })
     }
 
     /// This rank's piece of a whole value.
@@ -470,12 +483,14 @@ impl Partition<'_> {
             factors_and_forms(node, self.global, self.module, forms)
         });
         let Chosen { choices, operands: wanted, results } = self.choose(node, &all)?;
-        let operands: Vec<ValueId> = node
-            .operands
-            .iter()
-            .zip(&wanted)
-            .map(|(operand, layouts)| self.shard(*operand, *layouts))
-            .collect::<Result<_, _>>()?;
+        let routing = self.routing(node, &all[EP], &choices[EP])?;
+        let mut operands = Vec::new();
+        for (operand, layouts) in node.operands.iter().zip(&wanted) {
+            operands.push(match &routing {
+                Some(routing) => self.dispatched(*operand, *layouts, routing)?,
+                None => self.shard(*operand, *layouts)?,
+            });
+        }
         let locals = match self.segments(node, &all, &choices)? {
             Some(segments) => self.in_segments(node, &segments, &results, &operands)?,
             None => {
@@ -492,8 +507,14 @@ impl Partition<'_> {
             assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
             self.define(*result, layouts, local);
             let (mut lies, planned) = (layouts, self.produced(*result)?);
-            if lies[EP] != planned[EP] {
-                self.reshard(*result, local, &mut lies, EP, planned[EP])?;
+            match &routing {
+                Some(routing) if matches!(lies[EP], Layout::Partial(_)) => {
+                    self.combined(*result, local, lies, planned[EP], routing)?;
+                }
+                _ if lies[EP] != planned[EP] => {
+                    self.reshard(*result, local, &mut lies, EP, planned[EP])?;
+                }
+                _ => {}
             }
         }
         Ok(())

@@ -252,7 +252,10 @@ pub(crate) fn is_kept(op: &Op) -> bool {
         | Class::Indexed
         | Class::Call => true,
         Class::Collective => {
-            !matches!(op, Op::Collective { kind: Collective::AllGather { .. }, .. })
+            let of = |kind: &Collective| {
+                matches!(kind, Collective::AllGather { .. } | Collective::Dispatch { .. })
+            };
+            !matches!(op, Op::Collective { kind, .. } if of(kind))
         }
         Class::Source | Class::Elementwise | Class::View => false,
     }

@@ -77,7 +77,7 @@ pub fn infer(
         Op::DynamicUpdateSlice { dim } => update_type(*dim, operands),
         Op::DynamicSlice { dim, size } => dynamic_slice_type(*dim, size, operands[0], operands[1]),
         Op::Call { function } => return call_types(function, operands, module),
-        Op::Collective { kind, .. } => collective_type(kind, operands[0]),
+        Op::Collective { kind, .. } => collective_type(kind, operands),
     };
     result.map(|ty| vec![ty])
 }
@@ -123,6 +123,8 @@ pub fn name(op: &Op) -> &'static str {
             Collective::AllGather { .. } => "all_gather",
             Collective::ReduceScatter { .. } => "reduce_scatter",
             Collective::AllToAll { .. } => "all_to_all",
+            Collective::Dispatch { .. } => "dispatch",
+            Collective::Combine { .. } => "combine",
         },
     }
 }
@@ -148,8 +150,14 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Pad { .. }
         | Op::Reverse { .. }
         | Op::Window(_)
-        | Op::Fold { .. }
-        | Op::Collective { .. } => Some(1),
+        | Op::Fold { .. } => Some(1),
+        Op::Collective { kind, .. } => match kind {
+            Collective::Dispatch { .. } | Collective::Combine { .. } => Some(2),
+            Collective::AllReduce(_)
+            | Collective::AllGather { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::AllToAll { .. } => Some(1),
+        },
         Op::Binary(_)
         | Op::Compare(_)
         | Op::Contract(_)
@@ -527,7 +535,8 @@ fn call_types(
     Ok(callee.result_types())
 }
 
-fn collective_type(kind: &Collective, x: &TensorType) -> Inferred {
+fn collective_type(kind: &Collective, operands: &[&TensorType]) -> Inferred {
+    let x = operands[0];
     match kind {
         Collective::AllReduce(_) => Ok(x.clone()),
         Collective::AllGather { dim, counts, order } => {
@@ -551,5 +560,24 @@ fn collective_type(kind: &Collective, x: &TensorType) -> Inferred {
             require("all_to_all", 2, fits, || format!("{pieces} pieces of {x}"))?;
             Ok(x.clone())
         }
+        Collective::Dispatch { pieces, .. } => routed("dispatch", x, operands[1], *pieces),
+        Collective::Combine { pieces, .. } => {
+            let here = x.dims.first().and_then(|dim| dim.divide(i64::try_from(*pieces).ok()?));
+            let here = here.map(|dim| with_dim(x, 0, dim));
+            require("combine", 1, here.is_some(), || format!("{pieces} pieces of {x}"))?;
+            let here = here.unwrap_or_else(|| x.clone());
+            routed("combine", &here, operands[1], 1)?;
+            Ok(here)
+        }
     }
+}
+
+/// The type of the tokens of all members, of those of one, where gates are for as many.
+fn routed(op: &'static str, x: &TensorType, gates: &TensorType, pieces: usize) -> Inferred {
+    has_dim(op, 1, 0, x)?;
+    let all = with_dim(x, 0, &Dim::from(pieces) * &x.dims[0]);
+    let tokens = |ty: &TensorType| ty.dims[..ty.ndim().saturating_sub(1)].to_vec();
+    let fits = pieces > 0 && tokens(&all) == tokens(gates) && gates.dtype == x.dtype;
+    require(op, 2, fits, || format!("gates {gates} for {all}"))?;
+    Ok(all)
 }

@@ -333,6 +333,24 @@ pub enum Collective {
         /// The members.
         pieces: usize,
     },
+    /// Of tokens and gates, `x[B/pieces, ..., M]` and `gates[B, ..., E/pieces]`: every member gets
+    /// the tokens of all members that have a gate for one of its experts. The others have no
+    /// numbers: nothing reads them.
+    Dispatch {
+        /// The members, each with equally many tokens and experts.
+        pieces: usize,
+        /// Experts of a token.
+        top_k: usize,
+    },
+    /// Of terms and gates, `y[B, ..., M]` and `gates[B/pieces, ..., E]`: every member gets the sums
+    /// of its tokens' terms over the members with an expert that a token has a gate for. The terms
+    /// of other members are not read.
+    Combine {
+        /// The members, each with equally many tokens and experts.
+        pieces: usize,
+        /// Experts of a token.
+        top_k: usize,
+    },
 }
 
 /// What a node computes.

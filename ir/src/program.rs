@@ -312,6 +312,56 @@ pub enum Exchange {
         /// The members. A member's elements are one piece for each, of equal length.
         pieces: usize,
     },
+    /// Every member gets, of the tokens of all members in their order, those with a gate for one of
+    /// its experts. Others are not written, or with anything: nothing reads them.
+    Dispatch(Routed),
+    /// Every member gets the sums of its tokens' terms, in the order of members, over those members
+    /// with an expert that a token has a gate for; zero where there is none. Other terms are not
+    /// read.
+    Combine(Routed),
+}
+
+/// Tokens of ranks that share experts, and how they are routed. A gate of a token is a number other
+/// than 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// The members.
+    pub pieces: usize,
+    /// Tokens of a member.
+    pub rows: usize,
+    /// Elements of a token.
+    pub width: usize,
+    /// Experts of a member.
+    pub experts: usize,
+    /// Experts of a token: as many are expected.
+    pub top_k: usize,
+}
+
+impl Routed {
+    /// The elements of the tokens of one member, and of all; of the gates of one member's tokens
+    /// for all experts, which are as many as those of all tokens for one member's experts.
+    pub fn elements(&self) -> Option<[usize; 3]> {
+        let piece = self.rows.checked_mul(self.width)?;
+        let gates = self.rows.checked_mul(self.experts)?.checked_mul(self.pieces)?;
+        Some([piece, piece.checked_mul(self.pieces)?, gates])
+    }
+
+    /// The tokens of a member that are expected to have a gate for an expert of a given member:
+    /// each has gates for `top_k` different ones, any as likely as any other.
+    pub fn visitors(&self) -> f64 {
+        self.rows as f64 * visited(self.pieces, self.experts, self.top_k)
+    }
+}
+
+/// The share of tokens that have one of their `top_k` different experts among `experts`, of which
+/// each of `ranks` ranks has as many.
+pub fn visited(ranks: usize, experts: usize, top_k: usize) -> f64 {
+    let all = ranks.saturating_mul(experts);
+    let misses = |drawn: usize| {
+        let left = all.saturating_sub(drawn).max(1) as f64;
+        all.saturating_sub(experts).saturating_sub(drawn) as f64 / left
+    };
+    1.0 - (0..top_k.min(all)).map(misses).product::<f64>()
 }
 
 impl Exchange {
@@ -380,6 +430,9 @@ pub enum Instruction {
         input: Ref,
         /// What it writes.
         output: Ref,
+        /// The gates by which a dispatch and a combination go, of the element type: of the tokens
+        /// of all members for this one's experts, and of this one's tokens for all experts.
+        gates: Option<Ref>,
     },
 }
 

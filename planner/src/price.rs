@@ -250,6 +250,11 @@ impl<'a> Prices<'a> {
             Exchange::AllToAll { .. } => {
                 link.all_to_all(elements as f64 * dtype.size() as f64, members).0
             }
+            Exchange::Dispatch(routed) | Exchange::Combine(routed) => {
+                let rows = routed.visitors() * routed.pieces as f64;
+                let bytes = rows * routed.width as f64 * dtype.size() as f64;
+                link.all_to_all(bytes, members).0
+            }
         }
     }
 

@@ -136,6 +136,7 @@ impl Combiner {
 /// - an all-gather `n - 1` times its own piece;
 /// - a reduce-scatter `b` less its own piece;
 /// - an all-to-all what it puts in, less its own piece;
+/// - a dispatch and a combination the rows that it *gets* of others: what it sends, these know;
 /// - a message its length.
 ///
 /// Over equal pieces, gather and scatter are `(n - 1) b / n`, each half of an all-reduce.
@@ -149,6 +150,8 @@ pub struct Counters {
     pub reduce_scatter_bytes: u64,
     /// Bytes sent by all-to-alls.
     pub all_to_all_bytes: u64,
+    /// Bytes of rows that dispatches and combinations have brought.
+    pub routed_bytes: u64,
     /// Bytes sent in messages.
     pub send_bytes: u64,
     /// Calls of all kinds, barriers and receives included.
@@ -210,6 +213,29 @@ pub enum CommError {
     },
 }
 
+/// Tokens that members of a group bring to their experts, and their gates. A gate is there if it
+/// is a number other than 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// Of each member.
+    pub rows: usize,
+    /// Elements of a token.
+    pub width: usize,
+    /// Experts of each member.
+    pub experts: usize,
+    /// Of the element type.
+    pub gates: &'a [u8],
+}
+
+impl Tokens<'_> {
+    /// Whether any of the gates is there that a token has for the experts of one member. Gates are
+    /// counted in rows of `experts`.
+    pub fn has_gate(&self, row: usize, dtype: DType) -> bool {
+        let bytes = self.experts * dtype.size() as usize;
+        self.gates[row * bytes..][..bytes].iter().any(|byte| *byte != 0)
+    }
+}
+
 /// One rank's end of a world of ranks.
 ///
 /// **Constraints.** The calling rank is a member of the group; `blocks` has one count per member;
@@ -267,6 +293,34 @@ pub trait Communicator: Send {
         &self,
         group: &Group,
         dtype: DType,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError>;
+
+    /// Gets, of the tokens of all members in their order, those with a gate for one of this
+    /// member's experts. The rows of others are not written.
+    ///
+    /// **Shapes.** `send: [rows, width]`, `receive: [group, rows, width]`, the gates of all tokens
+    /// for this member's experts: `[group, rows, experts]`.
+    fn dispatch(
+        &self,
+        group: &Group,
+        dtype: DType,
+        tokens: &Tokens<'_>,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError>;
+
+    /// Sums the terms of this member's tokens, in the order of members, over those with an expert
+    /// that a token has a gate for; other terms are not read. Zero where there is none.
+    ///
+    /// **Shapes.** `send: [group, rows, width]`, `receive: [rows, width]`, the gates of this
+    /// member's tokens for all experts: `[rows, group, experts]`.
+    fn combine(
+        &self,
+        group: &Group,
+        dtype: DType,
+        tokens: &Tokens<'_>,
         send: &[u8],
         receive: &mut [u8],
     ) -> Result<(), CommError>;

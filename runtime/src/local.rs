@@ -27,7 +27,9 @@ use std::time::Duration;
 
 use ir::DType;
 
-use crate::communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group, Types};
+use crate::communicator::{
+    Blocks, Combiner, CommError, Communicator, Counters, Group, Tokens, Types,
+};
 
 use world::World;
 use world::mailbox::Receiver;
@@ -40,6 +42,8 @@ pub struct Local {
     deadline: Duration,
     counters: Cell<Counters>,
     calls: RefCell<Vec<Call>>,
+    /// The members that a token visits.
+    visited: RefCell<Vec<usize>>,
 }
 
 impl Local {
@@ -52,6 +56,7 @@ impl Local {
             deadline,
             counters: Cell::default(),
             calls: RefCell::default(),
+            visited: RefCell::default(),
         };
         (0..size).map(end).collect()
     }
@@ -245,6 +250,85 @@ impl Communicator for Local {
         Ok(())
     }
 
+    fn dispatch(
+        &self,
+        group: &Group,
+        dtype: DType,
+        tokens: &Tokens<'_>,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError> {
+        let row = self.check_tokens(group, dtype, tokens, [send.len(), receive.len()]);
+        let Tokens { rows, width, experts, .. } = *tokens;
+        let signature = Signature::of(Kind::Dispatch, group, dtype).cut(rows, width, experts, &[]);
+        let (base, mut got) = (receive.as_mut_ptr(), 0);
+        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+            for member in 0..group.size() {
+                let source = meeting.buffer(member);
+                for at in 0..rows {
+                    let to = member * rows + at;
+                    if !tokens.has_gate(to, dtype) {
+                        continue;
+                    }
+                    got += u64::from(member != meeting.position());
+                    // SAFETY: equal signatures mean equal rows, so the member's `send` holds this
+                    // one; it is only read until all have finished, and `receive`, which holds the
+                    // rows of all members, is written by its owner alone.
+                    unsafe {
+                        ptr::copy_nonoverlapping(source.add(at * row), base.add(to * row), row);
+                    }
+                }
+            }
+        })?;
+        self.count(|c| c.routed_bytes += got * row as u64);
+        Ok(())
+    }
+
+    fn combine(
+        &self,
+        group: &Group,
+        dtype: DType,
+        tokens: &Tokens<'_>,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError> {
+        let row = self.check_tokens(group, dtype, tokens, [receive.len(), send.len()]);
+        let Tokens { rows, width, experts, .. } = *tokens;
+        let types = Types { dtype, exchanged: dtype };
+        let signature = Signature::of(Kind::Combine, group, dtype).combining(Combiner::Sum).cut(
+            rows,
+            width,
+            experts,
+            &[],
+        );
+        self.check_reducible(types, signature)?;
+        let (members, base, mut got) = (group.size(), receive.as_mut_ptr(), 0);
+        let visited = &mut *self.visited.borrow_mut();
+        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+            let me = meeting.position();
+            for at in 0..rows {
+                visited.clear();
+                visited.extend(
+                    (0..members).filter(|member| tokens.has_gate(at * members + member, dtype)),
+                );
+                got += visited.iter().filter(|member| **member != me).count() as u64;
+                // SAFETY: equal signatures mean that every member's `send` holds the rows of all;
+                // it is only read until all have finished, and `receive` is written by its owner
+                // alone. A sum of no terms is zero in all types that are summed.
+                unsafe {
+                    let target = base.add(at * row);
+                    let source = |i: usize| meeting.buffer(visited[i]).add((me * rows + at) * row);
+                    match visited.len() {
+                        0 => ptr::write_bytes(target, 0, row),
+                        n => reduce::combine(types, Combiner::Sum, n, &source, target, width),
+                    }
+                }
+            }
+        })?;
+        self.count(|c| c.routed_bytes += got * row as u64);
+        Ok(())
+    }
+
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CommError> {
         self.world.check()?;
         self.world.mailbox(self.rank, to).put(bytes);
@@ -288,6 +372,24 @@ impl Communicator for Local {
 }
 
 impl Local {
+    /// Asserts what the program promises about tokens, those of one member and those of all; the
+    /// bytes of a row.
+    fn check_tokens(
+        &self,
+        group: &Group,
+        dtype: DType,
+        tokens: &Tokens<'_>,
+        [own, all]: [usize; 2],
+    ) -> usize {
+        group.position(self.rank).expect("a rank calls for groups it is a member of");
+        let (members, size) = (group.size(), dtype.size() as usize);
+        let (rows, row) = (tokens.rows, tokens.width * size);
+        assert_eq!([own, all], [rows * row, members * rows * row], "members have equal tokens");
+        let gates = members * rows * tokens.experts * size;
+        assert_eq!(tokens.gates.len(), gates, "tokens have a gate for each expert");
+        row
+    }
+
     fn check_reducible(&self, types: Types, signature: Signature) -> Result<(), CommError> {
         if reduce::supports(types) {
             return Ok(());

@@ -169,6 +169,8 @@ fn moved(program: &Program) -> BTreeMap<&'static str, usize> {
                 Exchange::AllGather { .. } => "all-gather",
                 Exchange::ReduceScatter { .. } => "reduce-scatter",
                 Exchange::AllToAll { .. } => "all-to-all",
+                Exchange::Dispatch(_) => "dispatch",
+                Exchange::Combine(_) => "combine",
             };
             *moved.entry(kind).or_default() += elements;
         }

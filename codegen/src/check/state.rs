@@ -134,7 +134,10 @@ impl<'a> Rank<'a> {
         let Instruction::Collective { exchange, output, .. } = collective else { return };
         let to = self.place(world.setup.phase, *output);
         let (whole, piece) = match exchange {
-            Exchange::AllReduce(_) | Exchange::AllToAll { .. } => return,
+            Exchange::AllReduce(_)
+            | Exchange::AllToAll { .. }
+            | Exchange::Dispatch(_)
+            | Exchange::Combine(_) => return,
             Exchange::AllGather { .. } => (&to, from),
             Exchange::ReduceScatter { .. } => (from, &to),
         };

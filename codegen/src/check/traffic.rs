@@ -5,7 +5,7 @@ pub(super) mod rank;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use ir::program::{Exchange, Group, Instruction};
+use ir::program::{Exchange, Group, Instruction, Routed};
 use ir::sharding::Axis;
 use ir::{DType, Diagnostic, Span};
 
@@ -285,6 +285,12 @@ fn describe(collective: &Instruction) -> String {
         Exchange::ReduceScatter { counts, .. } => ("reduce-scatter", counts),
         Exchange::AllToAll { pieces } => {
             return format!("an all-to-all of {elements} {dtype} in {pieces} pieces");
+        }
+        Exchange::Dispatch(Routed { pieces, rows, width, .. }) => {
+            return format!("a dispatch of {rows} rows of {width} {dtype} to {pieces} ranks");
+        }
+        Exchange::Combine(Routed { pieces, rows, width, .. }) => {
+            return format!("a combination of {rows} rows of {width} {dtype} of {pieces} ranks");
         }
     };
     let counts: Vec<String> = kind.1.iter().map(ToString::to_string).collect();

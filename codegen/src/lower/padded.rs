@@ -125,8 +125,8 @@ fn padded(
                 verify(&kernel).ok()?;
                 launches.push((at, kernel));
             }
-            Instruction::Collective { input, output, .. } => {
-                if *input == place || *output == place {
+            Instruction::Collective { input, output, gates, .. } => {
+                if [*input, *output].into_iter().chain(*gates).any(|there| there == place) {
                     return None;
                 }
             }

@@ -125,8 +125,9 @@ impl Lower<'_> {
                     let touched = inputs.iter_mut().chain(outputs).chain(workspace);
                     touched.for_each(|there| *there = own(there));
                 }
-                Instruction::Collective { input, output, .. } => {
-                    (*input, *output) = (own(input), own(output));
+                Instruction::Collective { input, output, gates, .. } => {
+                    let touched = [input, output].into_iter().chain(gates);
+                    touched.for_each(|there| *there = own(there));
                 }
             }
             self.instructions.push(instruction);

@@ -137,6 +137,14 @@ pub(super) fn build_op(
             collective(attrs, Collective::ReduceScatter { dim, counts, order, own })?
         }
         "all_to_all" => collective(attrs, Collective::AllToAll { pieces: attrs.size("pieces")? })?,
+        "dispatch" => {
+            let (pieces, top_k) = (attrs.size("pieces")?, attrs.size("top_k")?);
+            collective(attrs, Collective::Dispatch { pieces, top_k })?
+        }
+        "combine" => {
+            let (pieces, top_k) = (attrs.size("pieces")?, attrs.size("top_k")?);
+            collective(attrs, Collective::Combine { pieces, top_k })?
+        }
         _ => return None,
     })
 }

@@ -145,6 +145,9 @@ fn attributes(op: &Op) -> String {
                 format!(" dim={dim} counts={counts}{order} own={own} axis={axis}")
             }
             Collective::AllToAll { pieces } => format!(" pieces={pieces} axis={axis}"),
+            Collective::Dispatch { pieces, top_k } | Collective::Combine { pieces, top_k } => {
+                format!(" pieces={pieces} top_k={top_k} axis={axis}")
+            }
         },
         Op::Unary(_)
         | Op::Binary(_)

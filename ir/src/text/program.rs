@@ -38,7 +38,7 @@ use std::fmt;
 use crate::pieces::PieceOrder;
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, Program, Ref,
-    Routine, ShardRole, Step,
+    Routed, Routine, ShardRole, Step,
 };
 
 pub use read::parse_program;
@@ -126,7 +126,16 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
             workspace.iter().try_for_each(|local| write!(f, " workspace {}", RefText(*local)))?;
             writeln!(f)
         }
-        Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output } => {
+        Instruction::Collective {
+            exchange,
+            group,
+            dtype,
+            exchanged,
+            elements,
+            input,
+            output,
+            gates,
+        } => {
             let (kind, cut) = match exchange {
                 Exchange::AllReduce(combiner) => {
                     (format!("all-reduce {}", combiner.name()), String::new())
@@ -140,6 +149,8 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
                 Exchange::AllToAll { pieces } => {
                     ("all-to-all".to_owned(), format!(" pieces {pieces}"))
                 }
+                Exchange::Dispatch(routed) => ("dispatch".to_owned(), routed_text(routed)),
+                Exchange::Combine(routed) => ("combine".to_owned(), routed_text(routed)),
             };
             write!(f, "    {kind} {} {dtype}", GroupText(group))?;
             if exchanged != dtype {
@@ -150,9 +161,15 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
             if !matches!(exchange, Exchange::AllReduce(_)) || input != output {
                 write!(f, " -> {}", RefText(*output))?;
             }
+            gates.iter().try_for_each(|gates| write!(f, " by {}", RefText(*gates)))?;
             writeln!(f, "{cut}")
         }
     }
+}
+
+fn routed_text(routed: &Routed) -> String {
+    let Routed { pieces, rows, width, experts, top_k } = routed;
+    format!(" pieces {pieces} rows {rows} width {width} experts {experts} top_k {top_k}")
 }
 
 fn cut_text([outer, inner]: [usize; 2], counts: &[usize], order: PieceOrder) -> String {

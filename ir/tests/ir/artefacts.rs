@@ -11,7 +11,7 @@ use gantline_ir::plan::{
 use gantline_ir::precision::{Precision, Products, ROLES};
 use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, LocalBuffer,
-    Program, Ref, Routine, ShardRole, Step, WeightShard,
+    Program, Ref, Routed, Routine, ShardRole, Step, WeightShard,
 };
 use gantline_ir::sharding::{Axis, Layout, PieceOrder, Sharding};
 use gantline_ir::target::Target;
@@ -228,10 +228,20 @@ fn instruction(r: &mut Draws) -> Instruction {
     let (outer, inner) = (r.below(9), r.below(9));
     let counts = some(r, 4, |r| r.below(99));
     let order = PieceOrder::ALL[r.below(2)];
-    let exchange = match r.below(4) {
+    let mut routed = || Routed {
+        pieces: r.below(9),
+        rows: r.below(99),
+        width: r.below(99),
+        experts: r.below(9),
+        top_k: r.below(9),
+    };
+    let [dispatched, combined] = [routed(), routed()];
+    let exchange = match r.below(6) {
         0 => Exchange::AllReduce(Combiner::ALL[r.below(3)]),
         1 => Exchange::AllGather { outer, inner, counts, order },
         2 => Exchange::AllToAll { pieces: r.below(9) },
+        3 => Exchange::Dispatch(dispatched),
+        4 => Exchange::Combine(combined),
         _ => Exchange::ReduceScatter { outer, inner, counts, order },
     };
     let group = match r.below(6) {
@@ -245,7 +255,8 @@ fn instruction(r: &mut Draws) -> Instruction {
     let input = reference(r);
     let output = if r.coin() { input } else { reference(r) };
     let (dtype, exchanged, elements) = (dtype(r), dtype(r), r.below(1 << 20));
-    Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output }
+    let gates = r.coin().then(|| reference(r));
+    Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output, gates }
 }
 
 fn step(r: &mut Draws) -> Step {

@@ -66,7 +66,14 @@ impl ProgramCheck<'_> {
                     }
                 }
                 Instruction::Collective {
-                    exchange, group, dtype, elements, input, output, ..
+                    exchange,
+                    group,
+                    dtype,
+                    elements,
+                    input,
+                    output,
+                    gates,
+                    ..
                 } => {
                     if matches!(exchange, Exchange::AllReduce(_)) {
                         continue;
@@ -75,8 +82,14 @@ impl ProgramCheck<'_> {
                     let exchanged = self.exchanged(exchange, group, size, *elements);
                     let Ok(elements) = exchanged else { continue };
                     let [sent, received] = elements.map(|n| n as u64 * dtype.size());
-                    let (written, other) = (Place::of(*output, received), Place::of(*input, sent));
-                    all.insert(Apart { written, other, in_place: false });
+                    let written = Place::of(*output, received);
+                    let gates = gates.map(|gates| Place::of(gates, u64::MAX));
+                    let others = [Some(Place::of(*input, sent)), gates].into_iter().flatten();
+                    all.extend(others.map(|other| Apart {
+                        written: written.clone(),
+                        other,
+                        in_place: false,
+                    }));
                 }
             }
         }

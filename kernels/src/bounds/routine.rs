@@ -2,7 +2,7 @@
 
 use ir::op::Combiner;
 use ir::plan::Mesh;
-use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
+use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Routed, Routine};
 use ir::{Axis, DType};
 
 use crate::arguments::Argument;
@@ -55,6 +55,7 @@ impl ProgramCheck<'_> {
                 elements,
                 input,
                 output,
+                gates,
             } => {
                 let size = self.group_size(group)?;
                 let [sent, received] = self.exchanged(exchange, group, size, *elements)?;
@@ -65,6 +66,7 @@ impl ProgramCheck<'_> {
                     exchange,
                     Exchange::AllReduce(Combiner::Sum) | Exchange::ReduceScatter { .. }
                 );
+                gates_fit(routine, exchange, *gates, *dtype)?;
                 let rounds = is_sum && *dtype == DType::F32 && exchanged.is_narrow();
                 if exchanged != dtype && !rounds {
                     let headline = format!("{dtype} is not exchanged as {exchanged} here");
@@ -120,6 +122,18 @@ impl ProgramCheck<'_> {
                 }
                 return Ok([elements, elements]);
             }
+            Exchange::Dispatch(routed) | Exchange::Combine(routed) => {
+                let [piece, whole, _] = routed_elements(routed)?;
+                let is_combined = matches!(exchange, Exchange::Combine(_));
+                let both = if is_combined { [whole, piece] } else { [piece, whole] };
+                if routed.pieces != size || both[0] != elements {
+                    let pieces = routed.pieces;
+                    let headline =
+                        format!("{elements} elements of {pieces} members for a group of {size}");
+                    return Err(("E2108", headline));
+                }
+                return Ok(both);
+            }
             Exchange::AllGather { outer, inner, counts, order }
             | Exchange::ReduceScatter { outer, inner, counts, order } => {
                 if !order.allows(counts) {
@@ -163,6 +177,31 @@ impl ProgramCheck<'_> {
         }
         Ok(if is_gather { [piece, whole] } else { [whole, piece] })
     }
+}
+
+/// Gates are there where tokens are routed, and nowhere else.
+fn gates_fit(routine: &Routine, exchange: &Exchange, gates: Option<Ref>, dtype: DType) -> Fitting {
+    let routed = match exchange {
+        Exchange::Dispatch(routed) | Exchange::Combine(routed) => Some(routed),
+        Exchange::AllReduce(_)
+        | Exchange::AllGather { .. }
+        | Exchange::ReduceScatter { .. }
+        | Exchange::AllToAll { .. } => None,
+    };
+    match (routed, gates) {
+        (Some(routed), Some(gates)) => {
+            let [_, _, elements] = routed_elements(routed)?;
+            holds(routine, gates, elements, dtype)
+        }
+        (Some(_), None) => Err(("E2108", "routes tokens without gates".to_owned())),
+        (None, Some(_)) => Err(("E2108", "has gates and routes no tokens".to_owned())),
+        (None, None) => Ok(()),
+    }
+}
+
+fn routed_elements(routed: &Routed) -> Result<[usize; 3], (&'static str, String)> {
+    let elements = routed.elements().filter(|all| all.iter().all(|n| *n <= 1 << 40));
+    elements.ok_or_else(|| ("E2108", "tokens without bounds".to_owned()))
 }
 
 /// Names of wholes and of parts which do not lie in them. Parts may share bytes: of two values that

@@ -156,9 +156,10 @@ impl ProgramCheck<'_> {
                         note(*value, argument.dtype);
                     }
                 }
-                Instruction::Collective { dtype, input, output, .. } => {
+                Instruction::Collective { dtype, input, output, gates, .. } => {
                     note(*input, *dtype);
                     note(*output, *dtype);
+                    gates.iter().for_each(|gates| note(*gates, *dtype));
                 }
             }
         }

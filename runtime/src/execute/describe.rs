@@ -91,6 +91,8 @@ fn exchange_name(exchange: &Exchange) -> String {
         Exchange::AllGather { .. } => "all-gather".to_owned(),
         Exchange::ReduceScatter { .. } => "reduce-scatter".to_owned(),
         Exchange::AllToAll { .. } => "all-to-all".to_owned(),
+        Exchange::Dispatch(_) => "dispatch".to_owned(),
+        Exchange::Combine(_) => "combine".to_owned(),
     }
 }
 

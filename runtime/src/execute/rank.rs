@@ -10,11 +10,11 @@ use ir::DType;
 use ir::op::Combiner;
 use ir::plan::Mesh;
 use ir::program::{
-    Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
+    Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routed, Routine, Step,
 };
 use ir::sharding::Axis;
 
-use crate::communicator::{self, Blocks, CommError, Communicator, Types};
+use crate::communicator::{self, Blocks, CommError, Communicator, Tokens, Types};
 use crate::device::{Device, Launches};
 use crate::local::arena::Arena;
 use crate::local::mover::Mover;
@@ -316,11 +316,13 @@ impl Runner {
                     elements,
                     input,
                     output,
+                    gates,
                     ..
                 } => {
                     let wire = self.wires[index][position].as_ref();
                     let wire = wire.expect("every collective is wired");
                     let ranges = [call.range(*input), call.range(*output)];
+                    let ranges = (ranges, gates.map(|gates| call.range(gates)));
                     let types = Types { dtype: *dtype, exchanged: *exchanged };
                     let exchange = (exchange, types, *elements);
                     self.exchange(wire, exchange, ranges, &mut seat.arenas[DEVICE])?;
@@ -354,7 +356,7 @@ impl Runner {
         &self,
         wire: &Wire,
         (exchange, types, elements): (&Exchange, Types, usize),
-        [input, output]: [Range<usize>; 2],
+        ([input, output], gates): ([Range<usize>; 2], Option<Range<usize>>),
         arena: &mut Arena,
     ) -> Result<(), CommError> {
         let dtype = types.dtype;
@@ -373,21 +375,35 @@ impl Runner {
             }
             Exchange::AllGather { .. } => {
                 let blocks = blocks();
-                let (send, receive) =
-                    arena.split(cut(input, elements), cut(output, blocks.total()));
+                let ([send], receive) =
+                    arena.split([cut(input, elements)], cut(output, blocks.total()));
                 communicator.all_gather(group, dtype, blocks, send, receive)
             }
             Exchange::ReduceScatter { .. } => {
                 let blocks = blocks();
                 let me = group.position(self.rank).expect("a rank exchanges in its own groups");
-                let (send, receive) =
-                    arena.split(cut(input, elements), cut(output, blocks.piece(me)));
+                let ([send], receive) =
+                    arena.split([cut(input, elements)], cut(output, blocks.piece(me)));
                 let sum = communicator::Combiner::Sum;
                 communicator.reduce_scatter(group, types, sum, blocks, send, receive)
             }
             Exchange::AllToAll { .. } => {
-                let (send, receive) = arena.split(cut(input, elements), cut(output, elements));
+                let ([send], receive) = arena.split([cut(input, elements)], cut(output, elements));
                 communicator.all_to_all(group, dtype, send, receive)
+            }
+            Exchange::Dispatch(routed) | Exchange::Combine(routed) => {
+                let gates = gates.expect("bounds: tokens are routed by gates");
+                let [own, all, of_gates] = routed.elements().expect("bounds: buffers hold tokens");
+                let is_combined = matches!(exchange, Exchange::Combine(_));
+                let received = if is_combined { own } else { all };
+                let read = [cut(input, elements), cut(gates, of_gates)];
+                let ([send, gates], receive) = arena.split(read, cut(output, received));
+                let Routed { rows, width, experts, .. } = *routed;
+                let tokens = Tokens { rows, width, experts, gates };
+                match is_combined {
+                    true => communicator.combine(group, dtype, &tokens, send, receive),
+                    false => communicator.dispatch(group, dtype, &tokens, send, receive),
+                }
             }
         }
     }
@@ -440,7 +456,10 @@ fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target:
 fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
     let Instruction::Collective { exchange, group, .. } = instruction else { return None };
     let blocks = match exchange {
-        Exchange::AllReduce(_) | Exchange::AllToAll { .. } => None,
+        Exchange::AllReduce(_)
+        | Exchange::AllToAll { .. }
+        | Exchange::Dispatch(_)
+        | Exchange::Combine(_) => None,
         Exchange::AllGather { outer, inner, counts, order }
         | Exchange::ReduceScatter { outer, inner, counts, order } => {
             let (outer, inner, order) = (*outer, *inner, *order);

@@ -202,6 +202,7 @@ fn groups_are_the_ranks_along_axes_and_stages() {
         elements,
         input: Ref::Slot(input),
         output: Ref::Slot(output),
+        gates: None,
     };
     let counts = vec![1, 1];
     let gather = Exchange::gather_of(counts.clone());

@@ -208,6 +208,7 @@ pub(crate) fn all_reduce(group: Group, elements: usize, value: Ref) -> Instructi
         elements,
         input: value,
         output: value,
+        gates: None,
     }
 }
 

@@ -172,16 +172,23 @@ impl Arena {
         unsafe { slice::from_raw_parts_mut(start, range.len()) }
     }
 
-    /// Reads one range and writes another that has nothing in common with it.
-    pub fn split(&mut self, source: Range<usize>, target: Range<usize>) -> (&[u8], &mut [u8]) {
-        assert!(!overlaps(&source, &target), "what is read at once with a write lies apart");
-        let (from, to) = (self.at(&source), self.at(&target));
-        self.check_read(&source);
+    /// Reads ranges and writes another that has nothing in common with them.
+    pub fn split<const N: usize>(
+        &mut self,
+        sources: [Range<usize>; N],
+        target: Range<usize>,
+    ) -> ([&[u8]; N], &mut [u8]) {
+        let to = self.at(&target);
         self.check_written(&target);
-        // SAFETY: both ranges are in the arena, which is borrowed exclusively, and are disjoint.
-        unsafe {
-            (slice::from_raw_parts(from, source.len()), slice::from_raw_parts_mut(to, target.len()))
-        }
+        let read = sources.map(|source| {
+            assert!(!overlaps(&source, &target), "what is read at once with a write lies apart");
+            let from = self.at(&source);
+            self.check_read(&source);
+            // SAFETY: the range is in the arena, which is borrowed exclusively, and is not written.
+            unsafe { slice::from_raw_parts(from, source.len()) }
+        });
+        // SAFETY: as above; it has nothing in common with those that are read.
+        (read, unsafe { slice::from_raw_parts_mut(to, target.len()) })
     }
 
     /// Runs a kernel on ranges.
@@ -321,7 +328,7 @@ mod tests {
         assert!(arena.bytes(0..5000).iter().all(|&byte| byte == 0));
         assert!(arena.bytes(0..0).as_ptr().addr().is_multiple_of(PAGE));
         arena.bytes_mut(4999..5000)[0] = 7;
-        let (from, to) = arena.split(4999..5000, 0..1);
+        let ([from], to) = arena.split([4999..5000], 0..1);
         to.copy_from_slice(from);
         assert_eq!(arena.bytes(0..2), [7, 0]);
         assert!(Arena::new(0).unwrap().is_empty());
@@ -338,7 +345,7 @@ mod tests {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&mut arena))).is_err()
         };
         assert!(refused(&|arena| _ = arena.bytes(1000..1025)));
-        assert!(refused(&|arena| _ = arena.split(0..65, 64..128)));
+        assert!(refused(&|arena| _ = arena.split([0..65], 64..128)));
         let launch_with = |arena: &mut Arena, inputs: [usize; 2], output: usize, workspace| {
             let kernel = Kernel::Product(Product::matrix(2, 2, 2, DType::F32));
             let range = |start: usize| start..start + 16;

@@ -219,6 +219,7 @@ fn bytes_are_counted_by_the_usual_formulas() {
         all_gather_bytes: 300,
         reduce_scatter_bytes: 300,
         all_to_all_bytes: 300,
+        routed_bytes: 0,
         send_bytes: 10,
         calls: 6,
     };
@@ -242,6 +243,72 @@ fn members_swap_pieces() {
         assert_eq!(received[rank], expected, "rank {rank}");
     }
     assert_eq!(received[1], [0; 6], "who is no member gets nothing");
+}
+
+/// Tokens come to the ranks that have an expert of theirs, and no others do; of terms the same are
+/// summed, in the order of members, and others, which are no numbers here, are not read.
+#[test]
+fn tokens_go_where_their_gates_lead() {
+    let mut draws = Numbers::new();
+    for case in 0..20 {
+        let [members, rows, width, experts] = [4, 9, 7, 3].map(|most| 1 + draws.below(most));
+        let all = members * rows;
+        let gates: Vec<f32> =
+            (0..all * members * experts)
+                .map(|_| {
+                    if draws.below(3 * experts) == 0 { draws.below(100) as f32 - 50.0 } else { 0.0 }
+                })
+                .collect();
+        let visits = |token: usize, member: usize| {
+            let first = (token * members + member) * experts;
+            gates[first..first + experts].iter().any(|gate| *gate != 0.0)
+        };
+        let bytes = |numbers: &mut dyn Iterator<Item = f32>| -> Vec<u8> {
+            numbers.flat_map(f32::to_le_bytes).collect()
+        };
+        let number = |token: usize, at: usize| (token * width + at) as f32;
+        let group = Group::new(0, (0..members).collect());
+        let found = ranks(members, LONG, |end| {
+            let me = end.rank();
+            let expert = (0..all).flat_map(|token| {
+                let first = (token * members + me) * experts;
+                first..first + experts
+            });
+            let theirs = bytes(&mut expert.map(|at| gates[at]));
+            let own = me * rows * members * experts..(me + 1) * rows * members * experts;
+            let own = bytes(&mut gates[own].iter().copied());
+            let tokens = |gates| Tokens { rows, width, experts, gates };
+            let x = (0..rows * width).map(|at| number(me * rows + at / width, at % width));
+            let mut brought = bytes(&mut (0..all * width).map(|_| f32::NAN));
+            let send = bytes(&mut x.into_iter());
+            end.dispatch(&group, DType::F32, &tokens(&theirs), &send, &mut brought).unwrap();
+            let terms = brought.clone();
+            let mut summed = vec![1; rows * width * 4];
+            end.combine(&group, DType::F32, &tokens(&own), &terms, &mut summed).unwrap();
+            (brought, summed, end.counters().routed_bytes)
+        });
+        let mut moved = 0;
+        for (me, (brought, summed, _)) in found.iter().enumerate() {
+            let value = |token: usize, at: usize| match visits(token, me) {
+                true => number(token, at),
+                false => f32::NAN,
+            };
+            let wanted = (0..all * width).map(|at| value(at / width, at % width));
+            assert_eq!(*brought, bytes(&mut wanted.into_iter()), "case {case}: rank {me}");
+            let visitors = |token: usize| (0..members).filter(|m| visits(token, *m)).count();
+            let sum = |at: usize| {
+                let token = me * rows + at / width;
+                visitors(token) as f32 * number(token, at % width)
+            };
+            let wanted = bytes(&mut (0..rows * width).map(sum));
+            assert_eq!(*summed, wanted, "case {case}: sums of rank {me}");
+            let others = (0..members).filter(|other| *other != me);
+            let from = |other: usize| (0..rows).filter(move |at| visits(other * rows + at, me));
+            moved += 2 * others.flat_map(from).count() * width * 4;
+        }
+        let counted: u64 = found.iter().map(|(_, _, bytes)| bytes).sum();
+        assert_eq!(counted, moved as u64, "case {case}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use codegen::check::check;
 use codegen::compile::{Compiled, compile};
 use ir::plan::{Keep, Zero};
-use ir::program::{Exchange, Group, Instruction, Step};
+use ir::program::{Exchange, Group, Instruction, Ref, Routed, Step};
 use ir::{Axis, DType, Mesh, Plan};
 use planner::link::Link;
 
@@ -27,7 +27,7 @@ fn sharing(pp: usize, stage: u8, microbatch_count: usize) -> (Plan, Compiled) {
 }
 
 /// Mistakes that only such programs can have, and the code that finds each.
-const OWN: [(&str, &str, Plant); 6] = [
+const OWN: [(&str, &str, Plant); 8] = [
     ("E2116", "gradients of experts are summed over all ranks", |c, site| {
         regroup(c, site, Group::Copies(2), Group::Axis(Axis::Dp))
     }),
@@ -54,6 +54,12 @@ const OWN: [(&str, &str, Plant); 6] = [
         }
         true
     }),
+    ("E2108", "tokens are routed without gates", |c, site| {
+        route_else(c, site, |_, gates| *gates = None)
+    }),
+    ("E2108", "fewer tokens are routed than ranks have", |c, site| {
+        route_else(c, site, |routed, _| routed.rows -= 1)
+    }),
     ("E21", "squares of experts are not summed", |c, site| {
         regroup(c, site, Group::Shards(2), Group::Copies(2))
     }),
@@ -71,6 +77,31 @@ fn regroup(c: &mut Compiled, site: usize, from: Group, to: Group) -> bool {
     let instruction = &mut c.programs[program].routines[routine].instructions[at];
     if let Instruction::Collective { group, .. } = instruction {
         *group = to;
+    }
+    true
+}
+
+/// Changes how tokens are dispatched or combined.
+fn route_else(
+    c: &mut Compiled,
+    site: usize,
+    change: impl Fn(&mut Routed, &mut Option<Ref>),
+) -> bool {
+    let is_it = |i: &Instruction| {
+        let Instruction::Collective { exchange, .. } = i else { return false };
+        matches!(exchange, Exchange::Dispatch(_) | Exchange::Combine(_))
+    };
+    let Some((program, routine, at)) = pick(&instructions_where(c, is_it), site) else {
+        return false;
+    };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Collective {
+        exchange: Exchange::Dispatch(routed) | Exchange::Combine(routed),
+        gates,
+        ..
+    } = instruction
+    {
+        change(routed, gates);
     }
     true
 }

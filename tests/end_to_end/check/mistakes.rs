@@ -148,7 +148,9 @@ fn move_workspace(c: &mut Compiled, site: usize, reads: bool) -> bool {
 fn inputs_of(instruction: &Instruction) -> Vec<Ref> {
     match instruction {
         Instruction::Launch { inputs, .. } => inputs.clone(),
-        Instruction::Collective { input, .. } => vec![*input],
+        Instruction::Collective { input, gates, .. } => {
+            [*input].into_iter().chain(*gates).collect()
+        }
     }
 }
 

@@ -48,7 +48,9 @@ fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<Str
             }
             Collective::AllReduce(_)
             | Collective::AllGather { .. }
-            | Collective::AllToAll { .. } => {
+            | Collective::AllToAll { .. }
+            | Collective::Dispatch { .. }
+            | Collective::Combine { .. } => {
                 format!("{axis} {kind:?} {name}")
             }
         })

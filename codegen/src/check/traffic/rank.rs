@@ -535,8 +535,16 @@ impl<'a> Rank<'a> {
 
     /// Reads what this rank puts into a collective.
     fn offer(&mut self, world: &mut World<'_, 'a>, collective: &Instruction) -> Labelled {
-        let Instruction::Collective { exchange, group, dtype, exchanged, elements, input, .. } =
-            collective
+        let Instruction::Collective {
+            exchange,
+            group,
+            dtype,
+            exchanged,
+            elements,
+            input,
+            gates,
+            ..
+        } = collective
         else {
             unreachable!("only collectives are offered");
         };
@@ -545,10 +553,22 @@ impl<'a> Rank<'a> {
         let sent = *elements as u64 * dtype.size();
         let seen = self.read(world, &from, 0..sent, *dtype);
         self.note(world, seen.label);
+        if let (Exchange::Dispatch(routed) | Exchange::Combine(routed), Some(gates)) =
+            (exchange, gates)
+        {
+            let [_, _, elements] = routed.elements().expect("bounds: buffers hold gates");
+            let from = self.place(phase, *gates);
+            let seen = self.read(world, &from, 0..elements as u64 * dtype.size(), *dtype);
+            self.note(world, seen.label);
+        }
         let one_member = world.size_of(group) == 1;
         let axis = summed_over(group, world.setup.plan.mesh);
-        let sums =
-            matches!(exchange, Exchange::AllReduce(Combiner::Sum) | Exchange::ReduceScatter { .. });
+        let sums = matches!(
+            exchange,
+            Exchange::AllReduce(Combiner::Sum)
+                | Exchange::ReduceScatter { .. }
+                | Exchange::Combine(_)
+        );
         if sums && !one_member {
             if seen.summed.has(axis) {
                 let text = format!("sums over {} what is summed over it", axis.names());
@@ -652,6 +672,8 @@ impl<'a> Rank<'a> {
                 outer * inner * counts.get(own).copied().unwrap_or(0)
             }
             Exchange::AllToAll { .. } => *elements,
+            Exchange::Dispatch(routed) => routed.pieces * routed.rows * routed.width,
+            Exchange::Combine(routed) => routed.rows * routed.width,
         };
         elements as u64 * dtype.size()
     }
@@ -704,7 +726,7 @@ impl<'a> Rank<'a> {
                 self.expect_sum(world, &place);
             }
             self.write(world, &place, 0..received, (*dtype, label));
-            if matches!(exchange, Exchange::ReduceScatter { .. }) {
+            if matches!(exchange, Exchange::ReduceScatter { .. } | Exchange::Combine(_)) {
                 self.mark(&place, 0..received, summed_over(group, world.setup.plan.mesh));
             }
         }

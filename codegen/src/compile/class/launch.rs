@@ -75,6 +75,7 @@ pub(super) fn all_reduce(
         elements,
         input: Ref::Slot(0),
         output: Ref::Slot(0),
+        gates: None,
     };
     call_collective(class, "reduce", &[(buffer, bytes)], collective, steps);
 }
@@ -118,6 +119,7 @@ pub(super) fn exchange_pieces(
         elements: elements[0],
         input: Ref::Slot(0),
         output: Ref::Slot(1),
+        gates: None,
     };
     call_collective(class, name, &[(from, bytes[0]), (to, bytes[1])], collective, steps);
 }

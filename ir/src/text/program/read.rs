@@ -7,7 +7,7 @@ use crate::op::Combiner;
 use crate::pieces::PieceOrder;
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Experts, Feed, Group, Instruction, LocalBuffer,
-    Program, Ref, Routine, ShardRole, Step, WeightShard,
+    Program, Ref, Routed, Routine, ShardRole, Step, WeightShard,
 };
 use crate::sharding::Axis;
 use crate::{DType, Diagnostic, Span};
@@ -211,7 +211,7 @@ impl Reader<'_> {
             "program" | "arena" | "weight" | "buffer" => (Part::Head, Part::Head),
             "routine" => (self.part.min(Part::Routine), Part::Routine),
             "slot" | "local" | "launch" | "all-reduce" | "all-gather" | "reduce-scatter"
-            | "all-to-all" => (Part::Routine, Part::Routine),
+            | "all-to-all" | "dispatch" | "combine" => (Part::Routine, Part::Routine),
             "step" => (self.part.min(Part::Routine), Part::Step),
             "evaluate" => (Part::Step, Part::Evaluate),
             "entry" => (self.part.max(Part::Step), Part::Entry),
@@ -276,6 +276,12 @@ fn form_of(keyword: &str) -> Option<&'static str> {
         "launch" => "launch k0 [32] s0 s1 -> l0",
         "all-reduce" => "all-reduce sum tp f32 32 s0",
         "all-to-all" => "all-to-all shards 2 f32 32 s0 -> s1 pieces 2",
+        "dispatch" => {
+            "dispatch shards 2 f32 32 s0 -> s1 by s2 pieces 2 rows 8 width 4 experts 2 top_k 1"
+        }
+        "combine" => {
+            "combine shards 2 f32 64 s0 -> s1 by s2 pieces 2 rows 8 width 4 experts 2 top_k 1"
+        }
         "all-gather" => "all-gather tp f32 32 s0 -> s1 outer 1 inner 1 counts [32, 32]",
         "reduce-scatter" => "reduce-scatter tp f32 64 s0 -> s1 outer 1 inner 1 counts [32, 32]",
         "step" => "step",
@@ -548,15 +554,38 @@ impl<'t> Line<'t> {
                 self.value()?
             }
         };
-        let exchange = match combiner {
-            Some(combiner) => Exchange::AllReduce(combiner),
-            None if keyword == "all-to-all" => {
+        let gates = if self.eat("by") { Some(self.value()?) } else { None };
+        let exchange = match (combiner, keyword) {
+            (Some(combiner), _) => Exchange::AllReduce(combiner),
+            (None, "all-to-all") => {
                 self.word("pieces")?;
                 Exchange::AllToAll { pieces: self.number()? }
             }
-            None => self.pieces(keyword == "all-gather")?,
+            (None, "dispatch") => Exchange::Dispatch(self.routed()?),
+            (None, "combine") => Exchange::Combine(self.routed()?),
+            (None, _) => self.pieces(keyword == "all-gather")?,
         };
-        Ok(Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output })
+        Ok(Instruction::Collective {
+            exchange,
+            group,
+            dtype,
+            exchanged,
+            elements,
+            input,
+            output,
+            gates,
+        })
+    }
+
+    fn routed(&mut self) -> Read<Routed> {
+        let mut numbers = [0; 5];
+        let words = ["pieces", "rows", "width", "experts", "top_k"];
+        for (word, number) in words.into_iter().zip(&mut numbers) {
+            self.word(word)?;
+            *number = self.number()?;
+        }
+        let [pieces, rows, width, experts, top_k] = numbers;
+        Ok(Routed { pieces, rows, width, experts, top_k })
     }
 
     /// The pieces of a gather or a scatter.

@@ -25,6 +25,8 @@ pub(in crate::local) enum Kind {
     AllGather,
     ReduceScatter,
     AllToAll,
+    Dispatch,
+    Combine,
     Barrier,
     Receive,
 }
@@ -38,6 +40,8 @@ impl Kind {
             Kind::AllGather
             | Kind::ReduceScatter
             | Kind::AllToAll
+            | Kind::Dispatch
+            | Kind::Combine
             | Kind::Barrier
             | Kind::Receive => 1,
         }
@@ -119,6 +123,8 @@ impl fmt::Display for Signature {
             Kind::AllGather => "all_gather",
             Kind::ReduceScatter => "reduce_scatter",
             Kind::AllToAll => "all_to_all",
+            Kind::Dispatch => "dispatch",
+            Kind::Combine => "combine",
             Kind::Barrier => return write!(f, "barrier of group {}", self.group),
             Kind::Receive => {
                 return write!(f, "receive of {} bytes from rank {}", self.dims[1], self.group);
