@@ -612,7 +612,7 @@ pub struct Dropout {
 /// **On GPUs** both are rounded to the type of tensors before they are multiplied, and tensor cores
 /// sum as of [`Product`] with the default [`Tiling`]: in a gradient of weights over the tokens of
 /// the expert. On CUDA cores results of F32 and F64 have the CPU's bits, but for gradients of
-/// gates. A gate that is no number has such a gradient.
+/// gates. A gate that is no number has such a gradient. Rows of tokens without gates are not read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Experts {
     /// T, less than 2^32.

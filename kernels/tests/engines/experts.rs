@@ -72,7 +72,8 @@ pub(crate) fn random_experts(random: &mut Random, dtype: DType) -> Experts {
     }
 }
 
-/// `x gates w_gate w_up w_down dy`: what is inside of experts is about one.
+/// `x gates w_gate w_up w_down dy`: what is inside of experts is about one. Tokens without gates
+/// are no numbers: nothing reads them.
 pub(crate) fn operands(random: &mut Random, e: &Experts, routing: Routing) -> Vec<Buffer> {
     let [of_model, of_inner] = [e.model, e.inner].map(|size| 2.0 / (size as f64).sqrt());
     let mut numbers = |len: usize, scale: f64| -> Vec<f64> {
@@ -80,8 +81,14 @@ pub(crate) fn operands(random: &mut Random, e: &Experts, routing: Routing) -> Ve
     };
     let rows = e.tokens * e.model;
     let weights = [of_model, of_model, of_inner].map(|scale| numbers(e.weights(), scale));
-    let (x, dy) = (numbers(rows, 1.0), numbers(rows, 1.0));
+    let (mut x, mut dy) = (numbers(rows, 1.0), numbers(rows, 1.0));
     let gates = gates(random, e, routing);
+    for (token, gates) in gates.chunks(e.experts).enumerate() {
+        if gates.iter().all(|gate| *gate == 0.0) {
+            let row = token * e.model..(token + 1) * e.model;
+            [&mut x, &mut dy].map(|rows| rows[row.clone()].fill(f64::NAN));
+        }
+    }
     let [w_gate, w_up, w_down] = weights;
     [x, gates, w_gate, w_up, w_down, dy].iter().map(|x| Buffer::new(e.dtype, x)).collect()
 }
