@@ -11,6 +11,10 @@
 //!
 //! Logits that are kept for the gradient are a result of the forward function, so that whether
 //! they are chunked is decided by what the plan keeps.
+//!
+//! Tokens that ranks dispatch to each other's experts are the other case: see [`token_pieces`].
+
+mod tokens;
 
 use std::collections::BTreeMap;
 
@@ -18,6 +22,9 @@ use ir::factors::{Factor, factors, make_local};
 use ir::op::{Collective, Combiner};
 use ir::sharding::Layout;
 use ir::{Class, Dim, Function, Kind, Module, Node, Op, Target, TensorType, Value, ValueId};
+
+pub(crate) use tokens::cut_tokens;
+pub use tokens::token_pieces;
 
 /// From which size on rows are computed in pieces, and how large these are at least.
 struct Limits {
@@ -184,13 +191,35 @@ fn cut(
         let narrow = function.ty(*operand).count()?;
         if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
             let size = if tokens == Some(dim) { sizes[dim] / cp } else { sizes[dim] };
-            let fits = |count: &usize| size.is_multiple_of(*count);
-            let enough = (2..=count).filter(|count| *count as u64 >= wanted).find(fits);
-            let count = enough.or_else(|| (2..=count).rev().find(fits));
-            return count.map(|count| Cut { dim, size, count });
+            return pieces(size, wanted, count).map(|count| Cut { dim, size, count });
         }
     }
     None
+}
+
+/// The number of equal pieces of `size` that is next to `wanted`, and `most` at most; none where
+/// there is but one.
+fn pieces(size: usize, wanted: u64, most: usize) -> Option<usize> {
+    let fits = |count: &usize| size.is_multiple_of(*count);
+    let enough = (2..=most).filter(|count| *count as u64 >= wanted).find(fits);
+    enough.or_else(|| (2..=most).rev().find(fits))
+}
+
+/// A function with a call in place of some of its nodes; what follows of that comes after it.
+fn around(function: &Function, is_inside: &dyn Fn(usize) -> bool, call: Node) -> Function {
+    let mut waits = vec![false; function.values.len()];
+    call.results.iter().for_each(|result| waits[result.index()] = true);
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for (_, node) in function.nodes.iter().enumerate().filter(|(at, _)| !is_inside(*at)) {
+        if node.operands.iter().any(|operand| waits[operand.index()]) {
+            node.results.iter().for_each(|result| waits[result.index()] = true);
+            after.push(node.clone());
+        } else {
+            before.push(node.clone());
+        }
+    }
+    let nodes = before.into_iter().chain([call]).chain(after).collect();
+    Function { nodes, ..function.clone() }
 }
 
 /// Nodes that run in pieces.
@@ -388,14 +417,7 @@ impl<'f> Region<'f> {
             operands: self.inputs.iter().map(|(value, _)| *value).collect(),
             results: outputs,
         };
-        let mut whole = self.function.clone();
-        let waits = |node: &Node| node.results.iter().any(|r| self.after[r.index()]);
-        let nodes = self.function.nodes.iter().zip(&self.inside);
-        let outside = nodes.filter(|(_, inside)| inside.is_none());
-        let (after, before): (Vec<Node>, Vec<Node>) =
-            outside.map(|(node, _)| node.clone()).partition(waits);
-        whole.nodes = before.into_iter().chain([call]).chain(after).collect();
-        Some((whole, chunks))
+        Some((around(self.function, &|at| self.inside[at].is_some(), call), chunks))
     }
 
     /// The function of one piece.

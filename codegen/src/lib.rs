@@ -61,7 +61,7 @@ mod precision;
 mod empty;
 pub mod blocks;
 mod codes;
-mod chunk;
+pub mod chunk;
 pub mod tilings;
 mod unsharded;
 mod epilogue;

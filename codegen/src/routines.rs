@@ -12,7 +12,7 @@ use ir::{DType, Function, Module, Target, ValueId};
 use kernels::pitch::Pitch;
 
 use crate::canonicalise::put_reduced_dims_last;
-use crate::chunk::{Chunks, Wide, cut_rows};
+use crate::chunk::{Chunks, Wide, cut_rows, cut_tokens};
 use crate::codes::read_codes;
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
@@ -476,7 +476,12 @@ fn fused(function: &Function, composites: &Module, unsharded: &Unsharded) -> Fus
     remove_empty_nodes(&mut function);
     ir::pass::remove_common_nodes(&mut function);
     read_codes(&mut function, composites, unsharded.target);
-    let chunks = match cut_rows(&function, composites, &unsharded.wide) {
+    let cut = |module: &mut Module| {
+        let rows = cut_rows(&function, composites, &unsharded.wide);
+        rows.or_else(|| cut_tokens(&function, module, unsharded.target))
+    };
+    let cut = if unsharded.is_piece { None } else { cut(&mut module) };
+    let chunks = match cut {
         Some((whole, chunks)) => {
             function = whole;
             Some(chunks)

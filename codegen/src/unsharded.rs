@@ -13,6 +13,8 @@ pub(crate) struct Unsharded {
     pub(crate) target: Option<Target>,
     /// What is computed in pieces of its rows.
     pub(crate) wide: Wide,
+    /// Whether the function is one of these pieces.
+    pub(crate) is_piece: bool,
     /// How products are summed.
     pub(crate) tilings: Tilings,
 }
@@ -23,11 +25,11 @@ impl Unsharded {
         let Place { sizes: [groups, ep, cp, tp], target, .. } = place;
         let tokens = |name: &str| shardings.get(name)?.on(Axis::Cp).cut_dim();
         let wide = Wide::of_ranks(function, &tokens, [groups * ep, cp, tp], target);
-        Unsharded { target, wide, tilings: Tilings::of(function, target) }
+        Unsharded { target, wide, tilings: Tilings::of(function, target), is_piece: false }
     }
 
-    /// The same, with nothing in pieces.
-    pub(crate) fn without_pieces(&self) -> Unsharded {
-        Unsharded { wide: Wide::default(), ..self.clone() }
+    /// Those of one of the pieces: it is not cut again.
+    pub(crate) fn of_piece(&self) -> Unsharded {
+        Unsharded { wide: Wide::default(), is_piece: true, ..self.clone() }
     }
 }

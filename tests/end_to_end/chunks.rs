@@ -4,10 +4,11 @@ use ir::import::{Description, preset, read_config};
 use ir::plan::Keep;
 use ir::program::{Contents, Exchange, Instruction, Program};
 use ir::{DType, Mesh, Module, Plan};
+use planner::link::Link;
 use runtime::execute::{Batch, Scalars};
 
 use crate::mesh::{batch, random_weights};
-use crate::model::{Wanted, load, plan, prepared, session};
+use crate::model::{Wanted, load, plan, plan_sharing, prepared, session};
 
 const SEQ: usize = 512;
 const VOCAB: usize = 4301;
@@ -160,4 +161,58 @@ fn the_arena_of_gpt2_shrinks_by_its_logits() {
     println!("arena {before} MiB with logits kept, {after} MiB with logits in pieces");
     assert_eq!([largest(&kept), largest(&pieces)], [logits, logits / 4]);
     assert!(kept.arena_bytes - pieces.arena_bytes >= 5 * logits / 4);
+}
+
+/// One layer, whose tokens two ranks dispatch to each other in four pieces: those of both are 20
+/// MiB.
+#[test]
+fn tokens_in_pieces_give_the_same_loss_and_gradients() {
+    const ROWS: usize = 2048;
+    const PIECES: usize = 4;
+    let text = format!(
+        r#"{{"model_type": "mixtral", "vocab_size": 40, "max_position_embeddings": {ROWS},
+        "num_hidden_layers": 1, "hidden_size": 640, "intermediate_size": 24,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "num_local_experts": 6, "num_experts_per_tok": 2}}"#
+    );
+    let description = read_config("config.json", &text, "routed").expect("the config reads");
+    let (model, module) = prepared(&description, ROWS, DType::F64, 0.0);
+    let weights = random_weights(&model, 7);
+    let (tokens, labels) = batch(4, 4, ROWS, 40);
+    let [whole, pieces, again] =
+        [(1, Keep::Full), (2, Keep::Full), (2, Keep::None)].map(|(ep, keep)| {
+            let mesh = Mesh { dp: 2, ..Mesh::ONE };
+            let (microbatch_size, microbatch_count, sequence) = (1, 2, false);
+            let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
+            let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
+            let plan = plan_sharing(&module, (ROWS, DType::F64), wanted, (link, ep));
+            let mut session = session(&module, &plan.expect("it fits"));
+            load(&mut session, &weights);
+            let routines = &session.classes().program_of(0).routines;
+            let dispatches = routines.iter().map(|routine| {
+                let is_it = |i: &&Instruction| {
+                    matches!(i, Instruction::Collective { exchange: Exchange::Dispatch(_), .. })
+                };
+                routine.instructions.iter().filter(is_it).count()
+            });
+            let most = dispatches.max().unwrap_or(0);
+            assert_eq!(most, if ep > 1 { 2 * PIECES } else { 0 }, "tokens and their gradients");
+            let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+            let step = session.step(&batch, Scalars::default()).expect("the step runs");
+            let grads = model.weights.iter().map(|w| {
+                let grad = session.read_grad(&w.name).expect("there is a gradient");
+                (w.name.clone(), grad.to_f64())
+            });
+            let grads: Vec<(String, Vec<f64>)> = grads.collect();
+            (step.loss_sum, grads)
+        });
+    for other in [pieces, again] {
+        assert!((whole.0 - other.0).abs() <= 1e-10 * whole.0.abs(), "{} {}", whole.0, other.0);
+        for ((name, x), (_, y)) in whole.1.iter().zip(&other.1) {
+            let scale = x.iter().fold(0.0_f64, |m, g| m.max(g.abs()));
+            let error = x.iter().zip(y).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
+            assert!(error <= 1e-10 * scale, "{name}: {error:e} of {scale:e}");
+            assert!(scale > 0.0, "{name} moves");
+        }
+    }
 }

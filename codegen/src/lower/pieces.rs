@@ -25,8 +25,7 @@ impl Lower<'_> {
         let mut body = chunks.body.clone();
         body.name.clone_from(function);
         let [first, later] = [first, later].map(|adds| {
-            // A piece is not cut again.
-            let unsharded = self.unsharded.without_pieces();
+            let unsharded = self.unsharded.of_piece();
             routine_in_pieces((&body, self.module), &unsharded, &adds, &[], self.table)
         });
         let (first, later) = (first?, later?);
