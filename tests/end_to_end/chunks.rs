@@ -163,15 +163,15 @@ fn the_arena_of_gpt2_shrinks_by_its_logits() {
     assert!(kept.arena_bytes - pieces.arena_bytes >= 5 * logits / 4);
 }
 
-/// One layer, whose tokens two ranks dispatch to each other in four pieces: those of both are 20
-/// MiB.
+/// One layer, whose tokens two ranks dispatch to each other in four pieces: rows of two experts of
+/// each token of both are 80 MiB.
 #[test]
 fn tokens_in_pieces_give_the_same_loss_and_gradients() {
     const ROWS: usize = 2048;
     const PIECES: usize = 4;
     let text = format!(
         r#"{{"model_type": "mixtral", "vocab_size": 40, "max_position_embeddings": {ROWS},
-        "num_hidden_layers": 1, "hidden_size": 640, "intermediate_size": 24,
+        "num_hidden_layers": 1, "hidden_size": 1280, "intermediate_size": 24,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
         "num_local_experts": 6, "num_experts_per_tok": 2}}"#
     );

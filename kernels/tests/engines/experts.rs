@@ -86,7 +86,7 @@ pub(crate) fn operands(random: &mut Random, e: &Experts, routing: Routing) -> Ve
     for (token, gates) in gates.chunks(e.experts).enumerate() {
         if gates.iter().all(|gate| *gate == 0.0) {
             let row = token * e.model..(token + 1) * e.model;
-            [&mut x, &mut dy].map(|rows| rows[row.clone()].fill(f64::NAN));
+            [&mut x, &mut dy].into_iter().for_each(|of| of[row.clone()].fill(f64::NAN));
         }
     }
     let [w_gate, w_up, w_down] = weights;

@@ -2,6 +2,10 @@
 //!
 //! Legend: h elements of a token, f those inside an expert's slice, e bytes of an element.
 
+use codegen::chunk::token_pieces;
+use ir::program::visited;
+use ir::target::{Arch, Target};
+
 use super::{Lowered, Lowering};
 use crate::estimate::price::Pass;
 use crate::estimate::profile::ExpertPlacement;
@@ -102,7 +106,11 @@ impl Lowering<'_> {
         // and the scales of both operands. Nothing is around these launches.
         let alone = if self.profile.product_per_expert { experts } else { 0.0 };
         let alone = alone / self.profile.host.operations.max(1.0);
-        let [sent, sent_back] = self.dispatched(&here, top_k);
+        let pieces = self.token_pieces(&here, top_k);
+        let [sent, sent_back] = match self.computes_experts_again() {
+            true => self.dispatched_in_pieces(&here, (count, top_k), pieces),
+            false => self.dispatched(&here, top_k),
+        };
         let pass = |products_s: f64, rows_s: f64| Pass { products_s, rows_s, ..Pass::default() };
         let lowered = Lowered {
             forward: pass(forward + router, act + permute) + sent,
@@ -117,7 +125,10 @@ impl Lowering<'_> {
             tensors: 1.0 + experts * if gated { 3.0 } else { 2.0 },
             ..Lowered::default()
         };
-        if self.computes_experts_again() { self.again(lowered, &here, count) } else { lowered }
+        match self.computes_experts_again() {
+            true => self.again(lowered, &here, (count, pieces)),
+            false => lowered,
+        }
     }
 
     /// Whether the backward pass has nothing of what is inside of experts.
@@ -151,24 +162,28 @@ impl Lowering<'_> {
     }
 
     /// The same where only what the router makes is kept: what is inside is computed in room for
-    /// all rows that may come, since any token may visit the experts that are here.
-    fn again(&self, lowered: Lowered, here: &OnRank, count: f64) -> Lowered {
-        let OnRank { experts, width: h, ffn: f, .. } = *here;
+    /// all rows of a piece that may come, since any token may visit the experts that are here.
+    fn again(&self, lowered: Lowered, here: &OnRank, (count, pieces): (f64, f64)) -> Lowered {
+        let OnRank { experts, width: h, ffn: f, inner, .. } = *here;
         let (e, ranks) = (self.e(), f64::from(self.inside.ep));
-        let tokens = here.tokens * ranks;
+        let tokens = here.tokens * ranks / pieces;
         let rows = tokens * here.rows + experts * (TILE_ROWS - 1.0);
         // Of tokens the rows, and those of both gradients, one of which is a sum; of what is inside
         // the result, its gradient, which is a sum, and those of both factors.
         let of_rows = rows * (h * (2.0 * e + SUM_BYTES) + f * (3.0 * e + SUM_BYTES));
         let are_gathered = ranks > 1.0 || self.inside.sequence_parallel;
         let gathered = if are_gathered { GATHERED * tokens * h * e } else { 0.0 };
+        // Each further piece reads and writes the sums that gradients of weights are.
+        let sums_s = self.rates.rows_s(2.0 * experts * h * (inner + f) * SUM_BYTES);
+        let rows_s = self.rates.rows_s(here.routed() * f * e) + (pieces - 1.0) * sums_s;
         Lowered {
             saved: here.tokens * count * e,
             put_off: [here.tokens * h * e; 2],
             working: 0.0,
             room: of_rows + gathered,
-            backward: lowered.backward
-                + Pass { rows_s: self.rates.rows_s(here.routed() * f * e), ..Pass::default() },
+            backward: lowered.backward + Pass { rows_s, ..Pass::default() },
+            forward_launches: lowered.forward_launches * pieces,
+            backward_launches: lowered.backward_launches * pieces,
             ..lowered
         }
     }
@@ -178,21 +193,6 @@ impl Lowering<'_> {
         let (ep, slices) = (self.inside.ep_group, self.inside.slices_group);
         let expert = |expert_s: f64| Pass { expert_s, ..Pass::default() };
         let bytes = here.tokens / slices.size() as f64 * here.width * self.e();
-        if self.computes_experts_again() {
-            // All ranks gather the tokens of all, and terms are summed where they are scattered;
-            // the backward pass gathers both tokens and gradients. Ranks of `tp` bring parts of
-            // their tokens; terms are theirs, and whole where tokens are not cut.
-            let (all, whole) = (bytes * ep.size() as f64, slices.size() as f64);
-            let [scattered, sliced] = match self.inside.sequence_parallel {
-                true => [all, all * whole],
-                false => [all * whole, bytes * whole],
-            };
-            let [gathered_s, scattered_s] =
-                [all, scattered].map(|bytes| self.network.gather_s(bytes, ep));
-            let sliced = self.over_slices(sliced);
-            let [forward_s, backward_s] = [1.0, 2.0].map(|n| n * gathered_s + scattered_s);
-            return [expert(forward_s) + sliced[0], expert(backward_s) + sliced[1]];
-        }
         // A token whose experts share a node goes there once.
         let nodes = self.network.nodes(ep);
         let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));
@@ -204,6 +204,48 @@ impl Lowering<'_> {
         let each = if is_sent && self.inside.sequence_parallel { here.visits } else { 1.0 };
         let sliced = self.over_slices(bytes * slices.size() as f64 * each);
         [expert(2.0 * exchange_s) + sliced[0], expert(2.0 * exchange_s) + sliced[1]]
+    }
+
+    /// In how many pieces tokens are dispatched: in one where ranks of `tp` bring parts of them.
+    fn token_pieces(&self, here: &OnRank, top_k: u32) -> f64 {
+        let are_parts = self.inside.sequence_parallel && self.inside.slices_group.size() > 1;
+        if are_parts || !self.computes_experts_again() {
+            return 1.0;
+        }
+        let tokens = self.tokens() / f64::from(self.inside.microbatch);
+        let of_rank = [self.inside.microbatch as usize, tokens as usize, here.width as usize];
+        let routing = (self.inside.ep as usize, here.experts as usize, top_k as usize);
+        let target = Some(Target::Cuda(Arch::Sm90a));
+        token_pieces(of_rank, self.e() as u64, routing, target) as f64
+    }
+
+    /// The same in our own programs: a token goes once to each rank with an expert of it, and that
+    /// sends the sum of its terms back; the backward pass brings gradients, too, and takes those of
+    /// tokens and gates back. Gates go to all.
+    fn dispatched_in_pieces(
+        &self,
+        here: &OnRank,
+        (count, top_k): (f64, u32),
+        pieces: f64,
+    ) -> [Pass; 2] {
+        let (ep, slices) = (self.inside.ep_group, self.inside.slices_group);
+        let exchange_s = |bytes: f64| pieces * self.network.exchange_s(bytes / pieces, ep, 1.0);
+        let ranks = self.inside.ep as usize;
+        let visited = visited(ranks, here.experts as usize, top_k as usize);
+        let busiest = here.visits / f64::from(top_k);
+        let own = here.tokens / slices.size() as f64 * self.e();
+        let (all, whole) = (ep.size() as f64 * visited * busiest, slices.size() as f64);
+        // Ranks of `tp` bring parts of their tokens where these are cut, and have terms of all.
+        let is_cut = self.inside.sequence_parallel;
+        let brought = if is_cut { own } else { own * whole };
+        let dispatched_s = exchange_s(brought * here.width * all);
+        let combined_s = exchange_s(own * whole * here.width * all);
+        let gates_s = self.network.exchange_s(brought * count, ep, 1.0);
+        let of_all = if is_cut { ep.size() as f64 } else { 1.0 };
+        let sliced = self.over_slices(own * whole * here.width * of_all);
+        let [forward_s, backward_s] = [1.0, 2.0].map(|n| n * (dispatched_s + gates_s) + combined_s);
+        let expert = |expert_s: f64| Pass { expert_s, ..Pass::default() };
+        [expert(forward_s) + sliced[0], expert(backward_s) + sliced[1]]
     }
 
     /// What ranks exchange that each hold a slice of the same experts, in both passes: all have the
