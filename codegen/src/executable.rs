@@ -45,6 +45,8 @@ pub struct Features {
     pub cp: usize,
     /// Expert-parallel ranks.
     pub ep: usize,
+    /// Whether these are all that share the tokens of some samples.
+    pub has_whole_samples: bool,
     /// What data-parallel ranks share.
     pub zero: Zero,
     /// The ranks along `dp` and `cp`.
@@ -60,6 +62,7 @@ impl Features {
             on_gpus: false,
             cp: plan.mesh.cp,
             ep: plan.ep,
+            has_whole_samples: plan.mesh.besides_experts(plan.ep).is_some_and(|rest| rest.cp == 1),
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
             offload: plan.offload,
@@ -74,7 +77,10 @@ impl Features {
         let has_whole_shards = fits(shards, self.cp) || fits(self.cp, shards);
         let table = [
             (self.on_gpus, "devices that are GPUs"),
-            (self.ep > 1 && self.cp > 1, "expert parallelism beside context parallelism"),
+            (
+                self.ep > 1 && !self.has_whole_samples,
+                "experts that a part of the ranks share which share tokens",
+            ),
             (
                 self.ep > 1 && is_split && shards < self.data_ranks,
                 "ZeRO over a part of the ranks that share experts",

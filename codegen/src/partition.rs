@@ -25,7 +25,7 @@ use crate::executable::executed_target;
 
 /// The axes along which values of one function lie, outermost first: where two of them cut one dim,
 /// the later one cuts what the earlier one has left. Ranks that share experts are neighbours along
-/// `dp`: `dp` counts their groups, and `ep` them.
+/// `cp` and `dp`: along `ep` lie experts alone, and tokens along the other two.
 pub const VALUE_AXES: [Axis; 4] = [Axis::Dp, Axis::Ep, Axis::Cp, Axis::Tp];
 
 /// The place of `dp` among [`VALUE_AXES`].
@@ -45,8 +45,8 @@ pub type Shardings = BTreeMap<String, Sharding>;
 pub struct Place {
     /// For each of [`VALUE_AXES`], the number of ranks.
     pub sizes: [usize; 4],
-    /// For each of [`VALUE_AXES`], this rank's coordinate: 0 on `dp` and `ep`, whose ranks run one
-    /// program.
+    /// For each of [`VALUE_AXES`], this rank's coordinate: 0 on `dp` and `ep`: along `dp` ranks run
+    /// one program, whichever experts they have.
     pub coordinates: [usize; 4],
     /// Samples of one micro-batch on this rank.
     pub microbatch_size: usize,
@@ -68,7 +68,7 @@ impl Place {
     pub fn of(plan: &Plan, [context, tensor]: [usize; 2]) -> Place {
         let Plan { mesh, ep, microbatch_size, .. } = *plan;
         Place {
-            sizes: [mesh.dp / ep, ep, mesh.cp, mesh.tp],
+            sizes: [mesh.dp, ep, mesh.cp, mesh.tp],
             coordinates: [0, 0, context, tensor],
             microbatch_size,
             target: executed_target(plan),
@@ -77,20 +77,16 @@ impl Place {
 
     /// The samples of a micro-batch over all ranks.
     pub fn samples(&self) -> usize {
-        self.microbatch_size * self.sizes[DP] * self.sizes[EP]
+        self.microbatch_size * self.sizes[DP]
     }
 }
 
 /// Layouts on each of [`VALUE_AXES`].
 pub type Layouts = [Layout; 4];
 
-/// The layouts of a sharding: what does not name `ep` lies there as on `dp`.
+/// The layouts of a sharding.
 pub fn layouts(sharding: &Sharding) -> Layouts {
-    let mut layouts = VALUE_AXES.map(|axis| sharding.on(axis));
-    if layouts[EP] == Layout::Replicated {
-        layouts[EP] = layouts[DP];
-    }
-    layouts
+    VALUE_AXES.map(|axis| sharding.on(axis))
 }
 
 /// How a node runs on one axis.
@@ -240,6 +236,7 @@ pub(crate) fn partition_bound(
             place,
             builder,
             shards: HashMap::new(),
+            brought: HashMap::new(),
             zeros: zeros(global),
         };
         for param in global.params() {
@@ -277,6 +274,8 @@ struct Partition<'a> {
     builder: Builder<'a>,
     /// The local value of a global value in some layouts.
     shards: HashMap<(ValueId, Layouts), ValueId>,
+    /// The local gates of a rank's experts, by the global ones and how those of its tokens lie.
+    brought: HashMap<(ValueId, Layouts), ValueId>,
     /// Which global values are zero.
     zeros: Vec<bool>,
 }
@@ -395,6 +394,9 @@ impl Partition<'_> {
         to: Layout,
     ) -> Result<ValueId, String> {
         let name = self.global.value(value).name.clone();
+        if axis == EP {
+            return Err(format!("`%{name}` is of experts where others are needed"));
+        }
         let sizes = self.sizes_outside(value, *layouts, axis)?;
         let axis_name = VALUE_AXES[axis].name().to_owned();
         let collective = |kind: Collective| Op::Collective { kind, axis: axis_name.clone() };
@@ -415,12 +417,6 @@ impl Partition<'_> {
                 let op = collective(Collective::ReduceScatter { dim, counts, order, own });
                 self.builder.push(&format!("{name}.scatter"), op, &[local])
             }
-            (Layout::Partial(_), _) if axis == EP => {
-                // What the group of an all-reduce is, its pieces do not tell.
-                return Err(format!(
-                    "`%{name}` is a sum over ranks of ep that a layer needs whole"
-                ));
-            }
             (Layout::Partial(combiner), _) => {
                 let op = collective(Collective::AllReduce(combiner));
                 let whole = self.builder.push(&format!("{name}.reduce"), op, &[local]);
@@ -428,13 +424,6 @@ impl Partition<'_> {
             }
             (Layout::Cut { dim, unit }, Layout::Partial(Combiner::Sum)) => {
                 self.term(&name, local, (dim, unit, sizes[dim]), axis)?
-            }
-            (Layout::Cut { dim: join, .. }, Layout::Cut { dim: split, .. }) if axis == EP => {
-                let even = |at: usize| sizes[at].is_multiple_of(self.place.sizes[axis]);
-                if join == split || !even(join) || !even(split) {
-                    return Err(format!("`%{name}` has no equal pieces for ranks of ep"));
-                }
-                self.all_to_all(&name, local, [split, join])
             }
             (Layout::Cut { dim, unit }, _) => {
                 let counts = counts(dim, unit)?;
@@ -460,7 +449,7 @@ impl Partition<'_> {
         axis: usize,
     ) -> Result<ValueId, String> {
         let Layout::Cut { dim, unit } = to else { return Ok(whole) };
-        if matches!(axis, DP | EP) {
+        if axis == DP {
             // Programs do not tell data-parallel ranks apart, so that none knows its piece.
             return Err(format!("`%{name}` is whole where a rank needs its samples"));
         }
@@ -483,14 +472,17 @@ impl Partition<'_> {
             factors_and_forms(node, self.global, self.module, forms)
         });
         let Chosen { choices, operands: wanted, results } = self.choose(node, &all)?;
-        let routing = self.routing(node, &all[EP], &choices[EP])?;
-        let mut operands = Vec::new();
-        for (operand, layouts) in node.operands.iter().zip(&wanted) {
-            operands.push(match &routing {
-                Some(routing) => self.dispatched(*operand, *layouts, routing)?,
-                None => self.shard(*operand, *layouts)?,
-            });
+        if let Choice::Cut(at) = choices[EP]
+            && let Some(routing) = self.routing(node, &all[EP][at])?
+        {
+            return self.routed(node, (&all, &choices), &wanted, &routing);
         }
+        let operands: Vec<ValueId> = node
+            .operands
+            .iter()
+            .zip(&wanted)
+            .map(|(operand, layouts)| self.shard(*operand, *layouts))
+            .collect::<Result<_, _>>()?;
         let locals = match self.segments(node, &all, &choices)? {
             Some(segments) => self.in_segments(node, &segments, &results, &operands)?,
             None => {
@@ -506,22 +498,13 @@ impl Partition<'_> {
             let name = &self.global.value(*result).name;
             assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
             self.define(*result, layouts, local);
-            let (mut lies, planned) = (layouts, self.produced(*result)?);
-            match &routing {
-                Some(routing) if matches!(lies[EP], Layout::Partial(_)) => {
-                    self.combined(*result, local, lies, planned[EP], routing)?;
-                }
-                _ if lies[EP] != planned[EP] => {
-                    self.reshard(*result, local, &mut lies, EP, planned[EP])?;
-                }
-                _ => {}
-            }
         }
         Ok(())
     }
 
     /// How a node runs, and how its operands and results lie then: results as planned, but of a
-    /// node that computes with experts on the axis of these.
+    /// node that computes with experts on the axis of these. On those of tokens such a node has
+    /// terms of what is of experts: ranks with others have none.
     fn choose(&self, node: &Node, all: &[Vec<Factor>; 4]) -> Result<Chosen, String> {
         let produced: Vec<Layouts> =
             node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
@@ -531,16 +514,27 @@ impl Partition<'_> {
         let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
         let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
         let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
+        let ep = (VALUE_AXES[EP], self.place.sizes[EP]);
+        let all_on_ep = canonical(all[EP].clone(), node, self.global, ep);
+        let on_ep: Vec<Layout> = produced.iter().map(|l| l[EP]).collect();
+        let experts = self.experts_of_rank(node, &all_on_ep, &on_ep);
+        let is_of_experts: Vec<bool> =
+            chosen.results.iter().map(|lies| lies[EP].cut_dim().is_some()).collect();
         for (axis, all) in all.iter().enumerate() {
             let ranks = self.place.sizes[axis];
             let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
-            let yields: Vec<Layout> = chosen.results.iter().map(|l| l[axis]).collect();
-            let experts =
-                if axis == EP { self.experts_of_rank(node, &factors, &from) } else { None };
+            let of_tokens = experts.is_some() && matches!(axis, DP | CP) && ranks > 1;
+            let yields = chosen.results.iter().zip(&is_of_experts).map(|(lies, is_of_experts)| {
+                match *is_of_experts && of_tokens {
+                    true => Layout::Partial(Combiner::Sum),
+                    false => lies[axis],
+                }
+            });
+            let yields: Vec<Layout> = yields.collect();
             let choice = match experts {
-                Some(at) => Choice::Cut(at),
-                None => {
+                Some(at) if axis == EP => Choice::Cut(at),
+                _ => {
                     let are_placed = axis == CP;
                     let operands =
                         Operands { layouts: &from, sizes: &sizes, zeros: &zeros, are_placed };
@@ -571,7 +565,7 @@ impl Partition<'_> {
             let Ok(produced) = self.produced(*value) else { return false };
             let Ok(sizes) = self.sizes_outside(*value, produced, axis) else { return false };
             let other = match axis {
-                DP | EP => produced[CP].cut_dim(),
+                DP => produced[CP].cut_dim(),
                 CP => produced[DP].cut_dim(),
                 _ => None,
             };
@@ -678,11 +672,6 @@ fn route(from: Layouts, to: Layouts) -> Vec<(usize, Layout)> {
     let dims = |axis: usize| [from[axis], to[axis]].into_iter().filter_map(Layout::cut_dim);
     let is_nested = dims(CP).any(|dim| dims(TP).any(|inside| inside == dim));
     let mut route = Vec::new();
-    // What ranks that share experts exchange is the less, the more is cut inside of it.
-    let is_cut_inside = |dim: usize| dims(CP).chain(dims(TP)).any(|inside| inside == dim);
-    if !dims(EP).any(is_cut_inside) {
-        route.push((EP, to[EP]));
-    }
     if from[CP] != to[CP] && is_nested {
         let is_cut = from[TP].cut_dim().is_some();
         route.extend(is_cut.then_some((TP, Layout::Replicated)));

@@ -22,9 +22,9 @@ pub(crate) struct Unsharded {
 impl Unsharded {
     /// Those of a function whose sizes are bound, for the ranks of a place. O(nodes).
     pub(crate) fn of(function: &Function, shardings: &Shardings, place: Place) -> Unsharded {
-        let Place { sizes: [groups, ep, cp, tp], target, .. } = place;
+        let Place { sizes: [dp, _, cp, tp], target, .. } = place;
         let tokens = |name: &str| shardings.get(name)?.on(Axis::Cp).cut_dim();
-        let wide = Wide::of_ranks(function, &tokens, [groups * ep, cp, tp], target);
+        let wide = Wide::of_ranks(function, &tokens, [dp, cp, tp], target);
         Unsharded { target, wide, tilings: Tilings::of(function, target), is_piece: false }
     }
 

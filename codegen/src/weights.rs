@@ -236,8 +236,9 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
             }
             // All gradients are summed over the ranks that hold the same weights: a whole one would
             // count again.
-            let copies = if experts.is_some() { plan.mesh.dp / plan.ep } else { plan.mesh.dp };
-            let axes = [(Axis::Dp, copies, on_dp), (Axis::Cp, plan.mesh.cp, on_cp)];
+            let rest = plan.mesh.besides_experts(if experts.is_some() { plan.ep } else { 1 });
+            let rest = rest.ok_or_else(|| format!("ep={} is of tp", plan.ep))?;
+            let axes = [(Axis::Dp, rest.dp, on_dp), (Axis::Cp, rest.cp, on_cp)];
             for (axis, ranks, layout) in axes {
                 let is_sum = matches!(layout, Layout::Partial(Combiner::Sum));
                 if ranks > 1 && !is_sum && !zeros(gradient)[grad.index()] {

@@ -238,7 +238,8 @@ impl ProgramCheck<'_> {
         whole.map(|_| ()).ok_or_else(|| "is no part of a buffer".to_owned())
     }
 
-    /// Neighbours among the ranks with the same weights hold the pieces of one copy of a bucket.
+    /// Neighbours among the ranks with the same weights hold the pieces of one copy of a bucket, or
+    /// of experts all ranks with the same ones.
     fn piece(&self, bucket: BufferId, role: ShardRole, sizes: &[usize]) -> Result<(), String> {
         let whole = self.buffer_at(bucket).filter(|b| b.contents == Contents::View);
         let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
@@ -246,7 +247,13 @@ impl ProgramCheck<'_> {
         let piece = sizes.iter().product::<usize>().saturating_mul(per);
         let ranks = elements.checked_div(piece).unwrap_or(self.mesh.data_ranks());
         let is_whole = ranks.checked_mul(piece) == Some(elements);
-        let is_share = self.mesh.has_shards_of(ranks);
+        let has_experts = self.program.weights.iter().any(|weight| weight.experts.is_some());
+        let members = if has_experts { self.program.members(bucket) } else { Vec::new() };
+        let first = members.first().and_then(|first| self.program.weights.get(first.weight));
+        let is_share = match first.and_then(|weight| weight.experts) {
+            Some(experts) => ranks.checked_mul(experts.ranks) == Some(self.mesh.data_ranks()),
+            None => self.mesh.has_shards_of(ranks),
+        };
         let fits = whole.is_some() && is_whole && is_share;
         if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
     }

@@ -546,7 +546,8 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
             diagnostic.note("zero is 1, 2 or 3 where dp · cp > 1, and weights are updated");
     }
     if job.limits.fixed(Decision::Ep).is_some_and(|ranks| ranks > 1) {
-        diagnostic = diagnostic.note("ep divides dp and the experts of each layer, where cp is 1");
+        diagnostic = diagnostic
+            .note("ep divides dp · cp and the experts of each layer, and is a multiple of cp");
     }
     match job.limits.fixed(Decision::Vpp).is_some_and(|chunks| chunks > 1) {
         true => diagnostic.note("with vpp, pp divides the micro-batches, and pp · vpp are calls"),

@@ -381,7 +381,8 @@ impl Local {
         tokens: &Tokens<'_>,
         [own, all]: [usize; 2],
     ) -> usize {
-        group.position(self.rank).expect("a rank calls for groups it is a member of");
+        let is_member = group.position(self.rank).is_some();
+        assert!(is_member, "a rank calls for groups it is a member of");
         let (members, size) = (group.size(), dtype.size() as usize);
         let (rows, row) = (tokens.rows, tokens.width * size);
         assert_eq!([own, all], [rows * row, members * rows * row], "members have equal tokens");

@@ -572,6 +572,7 @@ fn features(c: &Configuration) -> Features {
         on_gpus: true,
         cp: c.cp as usize,
         ep: c.ep as usize,
+        has_whole_samples: c.ep.is_multiple_of(c.cp),
         zero: c.zero,
         data_ranks: (c.dp * c.cp) as usize,
         offload: c.offload,

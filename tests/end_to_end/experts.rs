@@ -36,6 +36,22 @@ fn ranks_that_share_experts_agree_with_the_interpreter() {
     check_batch(case(&mixtral(2, 1), 2, Keep::None), &[mesh([3, 2, 1])], &none);
 }
 
+/// Ranks that share the tokens of a sample share experts, alone or with those of other samples.
+#[test]
+fn ranks_that_share_tokens_share_experts() {
+    let model = mixtral(6, 2);
+    let of = |ep: usize, keep: Keep| Case { seq: 12, ..case(&model, ep, keep) };
+    let mesh = |[pp, dp, cp, tp]: [usize; 4]| Mesh { pp, dp, cp, tp, ..Mesh::ONE };
+    let none = |_: &mut Plan| {};
+    let zero = |stage: u8| move |plan: &mut Plan| plan.zero = Zero { stage, shard: 0 };
+    check_batch(of(2, Keep::Full), &[mesh([1, 1, 2, 1]), mesh([1, 2, 2, 1])], &none);
+    check_batch(of(6, Keep::None), &[mesh([1, 3, 2, 1]), mesh([1, 2, 3, 1])], &none);
+    check_batch(of(2, Keep::Full), &[mesh([2, 3, 2, 2])], &none);
+    check_batch(of(2, Keep::Full), &[mesh([1, 2, 2, 1])], &zero(1));
+    check_batch(of(2, Keep::AllButAttention), &[mesh([1, 3, 2, 1])], &zero(3));
+    check_batch(of(6, Keep::Full), &[mesh([1, 3, 2, 1])], &zero(2));
+}
+
 /// An expert that every token visits runs on its own rank's tokens, beside those that are shared.
 #[test]
 fn experts_that_all_tokens_visit_run_beside_those_that_are_shared() {

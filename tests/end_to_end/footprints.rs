@@ -203,11 +203,13 @@ fn the_closed_form_is_near_the_programs() {
 }
 
 /// Layouts of routed models: how experts are shared and sliced, beside what else lies elsewhere.
-const OF_EXPERTS: [&str; 13] = [
+const OF_EXPERTS: [&str; 15] = [
     "dp=8 mbs=2",
     "ep=2 dp=8 mbs=2",
     "ep=4 dp=8 mbs=2 zero=1",
     "ep=4 dp=8 mbs=4",
+    "cp=2 ep=4 dp=4 mbs=2 zero=2",
+    "cp=2 ep=2 dp=2 pp=2 mbs=2 zero=3",
     "ep=4 dp=8 mbs=2 zero=2",
     "ep=4 dp=4 pp=2 mbs=1 zero=3",
     "ep=2 dp=2 pp=4 mbs=1",

@@ -126,13 +126,9 @@ impl ProgramCheck<'_> {
                 let [piece, whole, _] = routed_elements(routed)?;
                 let is_combined = matches!(exchange, Exchange::Combine(_));
                 let both = if is_combined { [whole, piece] } else { [piece, whole] };
-                if routed.pieces != size || both[0] != elements {
-                    let pieces = routed.pieces;
-                    let headline =
-                        format!("{elements} elements of {pieces} members for a group of {size}");
-                    return Err(("E2108", headline));
-                }
-                return Ok(both);
+                let fits = routed.pieces == size && both[0] == elements;
+                let text = || format!("{elements} elements of {routed:?} for a group of {size}");
+                return if fits { Ok(both) } else { Err(("E2108", text())) };
             }
             Exchange::AllGather { outer, inner, counts, order }
             | Exchange::ReduceScatter { outer, inner, counts, order } => {

@@ -18,7 +18,7 @@ pub struct Candidate {
     pub mesh: Mesh,
     /// Whether activations between layers are cut along the sequence.
     pub sequence: bool,
-    /// Of the ranks along `dp`, those that share experts.
+    /// Ranks that share experts, those along `cp` first.
     #[serde(default = "one")]
     pub ep: usize,
     /// Samples of a micro-batch on one rank.

@@ -149,12 +149,12 @@ fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
 /// Every boundary and micro-batch on a mesh, and all ways to share that many experts.
 fn keys(job: &Job<'_>, mesh: Mesh, experts: usize) -> Vec<Key> {
     let Mesh { dp, cp, tp, .. } = mesh;
-    // Ranks that share tokens have each other's, and share experts in no program yet.
+    // Ranks that share tokens share experts all or none.
     let shares = |ep: &usize| {
-        let fits = *ep == 1 || cp == 1 && experts.is_multiple_of(*ep);
+        let fits = *ep == 1 || ep.is_multiple_of(cp) && experts.is_multiple_of(*ep);
         fits && allows(job, Decision::Ep, *ep)
     };
-    let shared: Vec<usize> = divisors(dp).into_iter().filter(shares).collect();
+    let shared: Vec<usize> = divisors(dp * cp).into_iter().filter(shares).collect();
     let has = |sequence: &bool| {
         (!sequence || tp > 1) && allows(job, Decision::Sp, usize::from(*sequence))
     };

@@ -2,11 +2,13 @@
 
 use ir::plan::Keep;
 
+use crate::divisors::gcd;
+
 /// What the shardings and the routines of layers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) dp: usize,
-    /// Of `dp`, the ranks that share experts.
+    /// The ranks that share experts, those of `cp` first.
     pub(super) ep: usize,
     pub(super) cp: usize,
     pub(super) tp: usize,
@@ -17,7 +19,7 @@ pub(super) struct Key {
 impl Key {
     /// The same with one copy of the weights: what a rank has does not depend on their number.
     pub(super) fn of_one_copy(self) -> Key {
-        Key { dp: self.ep, ..self }
+        Key { dp: self.ep / gcd(self.ep, self.cp), ..self }
     }
 }
 

@@ -133,7 +133,7 @@ impl<'a> Pricer<'a> {
         }
         let Key { dp, ep, cp, tp, microbatch_size, .. } = variant.key;
         let place = Place {
-            sizes: [dp / ep, ep, cp, tp],
+            sizes: [dp, ep, cp, tp],
             coordinates: [0, 0, variant.context, variant.tensor],
             microbatch_size,
             target: self.job.cluster.target(),

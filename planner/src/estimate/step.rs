@@ -311,13 +311,15 @@ impl Terms<'_> {
     fn piece_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
         let Profile { weight_bytes, gradient_bytes, updates_in_pieces, .. } = *self.profile;
         let weights = self.weights(c, stage);
-        if !updates_in_pieces || c.zero.stage != 1 || weights.iter().all(|w| w.shard == 1) {
+        let makes_pieces = updates_in_pieces && matches!(c.zero.stage, 1 | 2);
+        if !makes_pieces || weights.iter().all(|w| w.shard == 1) {
             return 0.0;
         }
+        // Where gradients are shared, a rank has its pieces of their sums.
+        let summed = if c.zero.stage == 1 { gradient_bytes } else { 0.0 };
         // Narrow weights are rounded from what is updated; all that there are, where they lie.
         let rounded = if weight_bytes < gradient_bytes { weight_bytes } else { 0.0 };
-        let bytes =
-            |w: &Weights| w.held() * (gradient_bytes + if w.shard > 1 { rounded } else { 0.0 });
+        let bytes = |w: &Weights| w.held() * (summed + if w.shard > 1 { rounded } else { 0.0 });
         weights.iter().map(bytes).sum()
     }
 

@@ -64,7 +64,7 @@ fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
         let function = request.module.function(&layer.function).unwrap();
         for rank in 0..mesh.ranks() {
             let place = Place {
-                sizes: [dp / ep, ep, cp, tp],
+                sizes: [dp, ep, cp, tp],
                 coordinates: VALUE_AXES.map(|axis| match axis {
                     Axis::Dp | Axis::Ep => 0,
                     Axis::Pp | Axis::Cp | Axis::Tp => mesh.coordinate(rank, axis),

@@ -392,8 +392,9 @@ impl Runner {
                 communicator.all_to_all(group, dtype, send, receive)
             }
             Exchange::Dispatch(routed) | Exchange::Combine(routed) => {
-                let gates = gates.expect("bounds: tokens are routed by gates");
-                let [own, all, of_gates] = routed.elements().expect("bounds: buffers hold tokens");
+                let (Some(gates), Some([own, all, of_gates])) = (gates, routed.elements()) else {
+                    unreachable!("bounds: buffers hold tokens and their gates");
+                };
                 let is_combined = matches!(exchange, Exchange::Combine(_));
                 let received = if is_combined { own } else { all };
                 let read = [cut(input, elements), cut(gates, of_gates)];
