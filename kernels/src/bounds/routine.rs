@@ -83,6 +83,15 @@ impl ProgramCheck<'_> {
             Group::Axis(axis) => Ok(self.mesh.size(*axis)),
             Group::World => Ok(self.mesh.ranks()),
             Group::Data => Ok(self.mesh.data_ranks()),
+            Group::Strided { count, stride } => {
+                let is_share =
+                    count.checked_mul(*stride).is_some_and(|n| self.mesh.has_shards_of(n));
+                if !is_share || !self.mesh.has_shards_of(*stride) {
+                    let text = format!("{count} ranks, {stride} apart, are no equal share");
+                    return Err(("E2104", text));
+                }
+                Ok(*count)
+            }
             Group::Shards(count) | Group::Copies(count) => {
                 let Mesh { dp, cp, .. } = self.mesh;
                 if !self.mesh.has_shards_of(*count) {
@@ -162,6 +171,7 @@ impl ProgramCheck<'_> {
             | Group::Data
             | Group::Shards(_)
             | Group::Copies(_)
+            | Group::Strided { .. }
             | Group::World => counts.clone(),
         };
         let piece = own.first().copied().and_then(times).unwrap_or(0);

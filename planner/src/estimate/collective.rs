@@ -20,10 +20,14 @@ impl Terms<'_> {
         let dense = (stage.parameters, data, None);
         [dense, (stage.expert_parameters, experts, Some(placement))].map(
             |(parameters, copies, experts)| {
+                // Where fewer ranks have one copy, there are as many copies of all weights.
                 let shard = match c.zero {
                     Zero { stage: 0, .. } => 1,
                     Zero { shard: 0, .. } => copies,
-                    Zero { shard, .. } => gcd(shard.into(), copies),
+                    Zero { shard, .. } => {
+                        let all = data / gcd(u64::from(shard), data);
+                        copies / gcd(copies, all)
+                    }
                 };
                 Weights { parameters, experts, shard }
             },

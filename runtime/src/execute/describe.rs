@@ -102,6 +102,7 @@ fn group_name(group: &Group) -> String {
         Group::Data => "dp and cp".to_owned(),
         Group::Shards(count) => format!("{count} neighbours along dp"),
         Group::Copies(count) => format!("ranks along dp, {count} apart"),
+        Group::Strided { count, stride } => format!("{count} ranks along dp, {stride} apart"),
         Group::Stages(stages) => {
             let list: Vec<String> = stages.iter().map(usize::to_string).collect();
             format!("stages {}", list.join(", "))

@@ -483,6 +483,11 @@ fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
             let first = mesh.data_index(rank) / count * count;
             (first..first + count).map(data).collect()
         }
+        Group::Strided { count, stride } => {
+            let index = mesh.data_index(rank);
+            let first = index / (count * stride) * (count * stride) + index % stride;
+            (first..first + count * stride).step_by(*stride).map(data).collect()
+        }
         Group::Copies(count) => {
             let own = mesh.data_index(rank) % count;
             (own..mesh.data_ranks()).step_by(*count).map(data).collect()

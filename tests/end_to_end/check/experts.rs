@@ -13,21 +13,23 @@ use crate::model::{Wanted, mixtral, plan_sharing, prepared};
 
 const SEQ: usize = 10;
 
-/// Four data-parallel ranks, of which two share experts, on one stage or two.
-fn sharing(pp: usize, stage: u8, microbatch_count: usize) -> (Plan, Compiled) {
+/// Data-parallel ranks, of which two share experts, on one stage or two: four, or eight where
+/// fewer have one copy of all weights.
+fn sharing(pp: usize, zero: Zero, microbatch_count: usize) -> (Plan, Compiled) {
     let (_, module) = prepared(&mixtral(4, 2), SEQ, DType::F32, 0.1);
-    let mesh = Mesh { pp, dp: 4, ..Mesh::ONE };
+    let dp = if zero.shard > 0 { 8 } else { 4 };
+    let mesh = Mesh { pp, dp, ..Mesh::ONE };
     let (microbatch_size, keep, sequence) = (1, Keep::Full, false);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
     let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
     let plan = plan_sharing(&module, (SEQ, DType::F32), wanted, (link, 2)).expect("it fits");
-    let plan = Plan { zero: Zero { stage, shard: 0 }, ..plan };
+    let plan = Plan { zero, ..plan };
     let compiled = compile(&module, "loss", &plan).expect("it compiles");
     (plan, compiled)
 }
 
 /// Mistakes that only such programs can have, and the code that finds each.
-const OWN: [(&str, &str, Plant); 8] = [
+const OWN: [(&str, &str, Plant); 10] = [
     ("E2116", "gradients of experts are summed over all ranks", |c, site| {
         regroup(c, site, Group::Copies(2), Group::Axis(Axis::Dp))
     }),
@@ -60,6 +62,12 @@ const OWN: [(&str, &str, Plant); 8] = [
     ("E2108", "fewer tokens are routed than ranks have", |c, site| {
         route_else(c, site, |routed, _| routed.rows -= 1)
     }),
+    ("E21", "pieces of experts are summed over other ranks", |c, site| {
+        exchange_among(c, site, Group::Strided { count: 2, stride: 2 }, Group::Shards(2))
+    }),
+    ("E2116", "copies of experts are not summed", |c, site| {
+        regroup(c, site, Group::Copies(4), Group::Strided { count: 2, stride: 2 })
+    }),
     ("E21", "squares of experts are not summed", |c, site| {
         regroup(c, site, Group::Shards(2), Group::Copies(2))
     }),
@@ -70,6 +78,22 @@ fn regroup(c: &mut Compiled, site: usize, from: Group, to: Group) -> bool {
     let is_it = |i: &Instruction| {
         let Instruction::Collective { exchange, group, .. } = i else { return false };
         matches!(exchange, Exchange::AllReduce(_)) && *group == from
+    };
+    let Some((program, routine, at)) = pick(&instructions_where(c, is_it), site) else {
+        return false;
+    };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Collective { group, .. } = instruction {
+        *group = to;
+    }
+    true
+}
+
+/// Lets pieces be scattered among another group.
+fn exchange_among(c: &mut Compiled, site: usize, from: Group, to: Group) -> bool {
+    let is_it = |i: &Instruction| {
+        let Instruction::Collective { exchange, group, .. } = i else { return false };
+        matches!(exchange, Exchange::ReduceScatter { .. }) && *group == from
     };
     let Some((program, routine, at)) = pick(&instructions_where(c, is_it), site) else {
         return false;
@@ -125,8 +149,16 @@ fn sum_late(c: &mut Compiled, site: usize) -> bool {
 #[test]
 fn programs_that_share_experts_pass_and_mistakes_in_them_are_found() {
     let mut own = [0; OWN.len()];
-    for (pp, stage, microbatches) in [(1, 0, 2), (2, 0, 1), (1, 1, 2), (2, 2, 2), (1, 3, 1)] {
-        let (plan, sound) = sharing(pp, stage, microbatches);
+    for (pp, stage, shard, microbatches) in [
+        (1, 0, 0, 2),
+        (2, 0, 0, 1),
+        (1, 1, 0, 2),
+        (2, 2, 0, 2),
+        (1, 3, 0, 1),
+        (1, 1, 4, 1),
+        (1, 2, 4, 2),
+    ] {
+        let (plan, sound) = sharing(pp, Zero { stage, shard }, microbatches);
         let found = check(&sound.programs, &sound.kernels, &plan);
         assert!(found.is_empty(), "pp={pp} zero={stage}: {}", text(&found));
         for program in &sound.programs {

@@ -661,6 +661,7 @@ impl<'a> Rank<'a> {
             | Group::Data
             | Group::Shards(_)
             | Group::Copies(_)
+            | Group::Strided { .. }
             | Group::World => 0,
         };
         let elements = match exchange {
@@ -837,7 +838,7 @@ fn summed_over(group: &Group, mesh: Mesh) -> Summed {
     match group {
         Group::Data => Summed::DP,
         Group::Axis(Axis::Dp) if mesh.cp == 1 => Summed::DP,
-        Group::Shards(_) => Summed::SHARDS,
+        Group::Shards(_) | Group::Strided { .. } => Summed::SHARDS,
         Group::Copies(_) => Summed::COPIES,
         Group::Axis(Axis::Tp) => Summed::TP,
         Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
