@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ir::plan::{Offload, Place, Zero};
-use ir::{Diagnostic, Plan, Span, Target};
+use ir::{Diagnostic, Mesh, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
 /// The code of a diagnostic that says that a plan cannot be executed.
@@ -45,7 +45,7 @@ pub struct Features {
     pub cp: usize,
     /// Expert-parallel ranks.
     pub ep: usize,
-    /// Whether these are all that share the tokens of some samples.
+    /// See [`shares_whole_samples`].
     pub has_whole_samples: bool,
     /// What data-parallel ranks share.
     pub zero: Zero,
@@ -62,7 +62,7 @@ impl Features {
             on_gpus: false,
             cp: plan.mesh.cp,
             ep: plan.ep,
-            has_whole_samples: plan.mesh.besides_experts(plan.ep).is_some_and(|rest| rest.cp == 1),
+            has_whole_samples: shares_whole_samples(plan.mesh, plan.ep),
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
             offload: plan.offload,
@@ -79,7 +79,7 @@ impl Features {
             (self.on_gpus, "devices that are GPUs"),
             (
                 self.ep > 1 && !self.has_whole_samples,
-                "experts that a part of the ranks share which share tokens",
+                "an `ep` that takes a part of `cp` (it is to be a multiple of `cp`)",
             ),
             (
                 self.ep > 1 && is_split && !fits(shards, self.ep),
@@ -96,6 +96,11 @@ impl Features {
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()
     }
+}
+
+/// Whether ranks that share experts are all that share the tokens of some samples.
+pub fn shares_whole_samples(mesh: Mesh, ep: usize) -> bool {
+    ep == 1 || mesh.besides_experts(ep).is_some_and(|rest| rest.cp == 1)
 }
 
 /// Whether programs carry out all that a plan decides.

@@ -373,26 +373,6 @@ impl Partition<'_> {
         axis: usize,
         to: Layout,
     ) -> Result<ValueId, String> {
-        let mut key = *layouts;
-        key[axis] = to;
-        if let Some(there) = self.shards.get(&(value, key)) {
-            *layouts = key;
-            return Ok(*there);
-        }
-        let result = self.moved(value, local, layouts, axis, to)?;
-        self.shards.insert((value, key), result);
-        Ok(result)
-    }
-
-    /// What lies in some layouts, in another one on an axis.
-    fn moved(
-        &mut self,
-        value: ValueId,
-        local: ValueId,
-        layouts: &mut Layouts,
-        axis: usize,
-        to: Layout,
-    ) -> Result<ValueId, String> {
         let name = self.global.value(value).name.clone();
         if axis == EP {
             return Err(format!("`%{name}` is of experts where others are needed"));
@@ -406,12 +386,17 @@ impl Partition<'_> {
         if [from, to].into_iter().filter_map(Layout::cut_dim).any(inside) {
             return Err(format!("`%{name}` is cut again inside of what {axis_name} exchanges"));
         }
-        layouts[axis] = to;
+        let mut key = *layouts;
+        key[axis] = to;
+        *layouts = key;
+        if let Some(there) = self.shards.get(&(value, key)) {
+            return Ok(*there);
+        }
         let counts = |dim: usize, unit: usize| -> Result<Vec<usize>, String> {
             let shares = self.shares(&name, sizes[dim], unit, axis)?;
             Ok(shares.iter().map(|share| length(share)).collect())
         };
-        Ok(match (from, to) {
+        let result = match (from, to) {
             (Layout::Partial(Combiner::Sum), Layout::Cut { dim, unit }) => {
                 let counts = counts(dim, unit)?;
                 let op = collective(Collective::ReduceScatter { dim, counts, order, own });
@@ -436,7 +421,9 @@ impl Partition<'_> {
                 return Err(format!("`%{name}` is whole and cannot become partial"));
             }
             (Layout::Replicated, _) => self.cut(&name, local, &sizes, to, axis)?,
-        })
+        };
+        self.shards.insert((value, key), result);
+        Ok(result)
     }
 
     /// This rank's piece of a whole value.

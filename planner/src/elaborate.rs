@@ -150,7 +150,8 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
 }
 
 /// The mesh of a name.
-fn mesh_of(name: &Configuration) -> Mesh {
+/// The mesh that a name means.
+pub fn mesh_of(name: &Configuration) -> Mesh {
     let [pp, dp, cp, tp] = [name.pp, name.dp, name.cp, name.tp].map(|ranks| ranks as usize);
     Mesh { pp, dp, cp, tp, order: name.order }
 }

@@ -229,10 +229,15 @@ pub struct Tokens<'a> {
 
 impl Tokens<'_> {
     /// Whether any of the gates is there that a token has for the experts of one member. Gates are
-    /// counted in rows of `experts`.
+    /// counted in rows of `experts`, and are floats: either zero is 0.
     pub fn has_gate(&self, row: usize, dtype: DType) -> bool {
-        let bytes = self.experts * dtype.size() as usize;
-        self.gates[row * bytes..][..bytes].iter().any(|byte| *byte != 0)
+        let size = dtype.size() as usize;
+        let is_there = |gate: &[u8]| match gate.split_last() {
+            Some((sign, rest)) => sign & 0x7f != 0 || rest.iter().any(|byte| *byte != 0),
+            None => false,
+        };
+        let bytes = self.experts * size;
+        self.gates[row * bytes..][..bytes].chunks_exact(size).any(is_there)
     }
 }
 

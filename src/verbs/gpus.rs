@@ -12,7 +12,7 @@ pub mod what_if;
 
 use std::time::Instant;
 
-use codegen::executable::Features;
+use codegen::executable::{Features, shares_whole_samples};
 use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use ir::plan::Prediction;
@@ -20,6 +20,7 @@ use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::Configuration;
+use planner::elaborate::mesh_of;
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
@@ -572,7 +573,7 @@ fn features(c: &Configuration) -> Features {
         on_gpus: true,
         cp: c.cp as usize,
         ep: c.ep as usize,
-        has_whole_samples: c.ep.is_multiple_of(c.cp),
+        has_whole_samples: shares_whole_samples(mesh_of(c), c.ep as usize),
         zero: c.zero,
         data_ranks: (c.dp * c.cp) as usize,
         offload: c.offload,

@@ -346,8 +346,9 @@ pub(super) fn drawn_weights(
 /// samples of `seq` tokens, with each number of ranks that can share the experts of a layer.
 fn meshes(ranks: usize, seq: usize, experts: usize) -> Vec<(Mesh, usize)> {
     let shares = |mesh: Mesh| {
-        let fits = move |ep: &usize| *ep == 1 || mesh.cp == 1 && experts.is_multiple_of(*ep);
-        divisors(mesh.dp).into_iter().filter(fits).map(move |ep| (mesh, ep))
+        let fits =
+            move |ep: &usize| *ep == 1 || ep.is_multiple_of(mesh.cp) && experts.is_multiple_of(*ep);
+        divisors(mesh.data_ranks()).into_iter().filter(fits).map(move |ep| (mesh, ep))
     };
     let fits = |cp: &usize| seq.is_multiple_of(ContextForm::default().pieces(*cp));
     let mut meshes = Vec::new();

@@ -7,7 +7,7 @@ use ir::factors::{Factor, factors};
 use ir::op::{Collective, Op};
 use ir::{Axis, Dim, Kind, Layout, Node, ValueId};
 
-use super::{CP, Choice, DP, EP, Layouts, Partition, VALUE_AXES};
+use super::{Choice, EP, Layouts, Partition};
 
 /// What tokens go by to the experts of other ranks.
 pub(super) struct Routing {
@@ -109,30 +109,20 @@ impl Partition<'_> {
     }
 
     /// Tokens of all ranks of `ep` with a gate for an expert of this one, on other axes as is
-    /// wanted. Others of them have no numbers, so that nothing else has them.
+    /// wanted: ranks of `tp` gather theirs before, which are fewer than those of all. Tokens
+    /// without a gate have no numbers, so that nothing else has them.
     fn dispatched(
         &mut self,
         value: ValueId,
         wanted: Layouts,
         routing: &Routing,
     ) -> Result<ValueId, String> {
-        // What is exchanged is the less, the more is cut.
-        let mut layouts = self.produced(value)?;
-        for axis in [DP, CP] {
-            layouts[axis] = wanted[axis];
-        }
-        let mut local = self.shard(value, layouts)?;
-        let gates = self.gates(routing, self.of_tokens(value, layouts))?;
+        let local = self.shard(value, wanted)?;
+        let gates = self.gates(routing, self.of_tokens(value, wanted))?;
         let (pieces, top_k) = (self.place.sizes[EP], routing.top_k);
         let (kind, axis) = (Collective::Dispatch { pieces, top_k }, Axis::Ep.name().to_owned());
         let name = format!("{}.dispatch", self.global.value(value).name);
-        local = self.builder.push(&name, Op::Collective { kind, axis }, &[local, gates]);
-        for axis in (0..VALUE_AXES.len()).rev() {
-            if layouts[axis] != wanted[axis] {
-                local = self.moved(value, local, &mut layouts, axis, wanted[axis])?;
-            }
-        }
-        Ok(local)
+        Ok(self.builder.push(&name, Op::Collective { kind, axis }, &[local, gates]))
     }
 
     /// The sums of a result of a node that routes tokens, of which ranks of `ep` have terms: each

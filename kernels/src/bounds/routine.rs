@@ -206,7 +206,9 @@ fn gates_fit(routine: &Routine, exchange: &Exchange, gates: Option<Ref>, dtype: 
 }
 
 fn routed_elements(routed: &Routed) -> Result<[usize; 3], (&'static str, String)> {
-    let elements = routed.elements().filter(|all| all.iter().all(|n| *n <= 1 << 40));
+    let is_bound = |n: &usize| *n <= 1 << 40;
+    let sizes = [routed.width, routed.experts];
+    let elements = routed.elements().filter(|all| all.iter().chain(&sizes).all(is_bound));
     elements.ok_or_else(|| ("E2108", "tokens without bounds".to_owned()))
 }
 

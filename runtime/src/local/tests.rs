@@ -253,12 +253,13 @@ fn tokens_go_where_their_gates_lead() {
     for case in 0..20 {
         let [members, rows, width, experts] = [4, 9, 7, 3].map(|most| 1 + draws.below(most));
         let all = members * rows;
-        let gates: Vec<f32> =
-            (0..all * members * experts)
-                .map(|_| {
-                    if draws.below(3 * experts) == 0 { draws.below(100) as f32 - 50.0 } else { 0.0 }
-                })
-                .collect();
+        let gates: Vec<f32> = (0..all * members * experts)
+            .map(|_| match draws.below(3 * experts) {
+                0 => draws.below(100) as f32 - 50.0,
+                other if other % 2 == 0 => 0.0,
+                _ => -0.0,
+            })
+            .collect();
         let visits = |token: usize, member: usize| {
             let first = (token * members + member) * experts;
             gates[first..first + experts].iter().any(|gate| *gate != 0.0)

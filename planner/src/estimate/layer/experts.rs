@@ -206,10 +206,9 @@ impl Lowering<'_> {
         [expert(2.0 * exchange_s) + sliced[0], expert(2.0 * exchange_s) + sliced[1]]
     }
 
-    /// In how many pieces tokens are dispatched: in one where ranks of `tp` bring parts of them.
+    /// In how many pieces our own programs dispatch tokens.
     fn token_pieces(&self, here: &OnRank, top_k: u32) -> f64 {
-        let are_parts = self.inside.sequence_parallel && self.inside.slices_group.size() > 1;
-        if are_parts || !self.computes_experts_again() {
+        if self.inside.ep == 1 || !self.computes_experts_again() {
             return 1.0;
         }
         let tokens = self.tokens() / f64::from(self.inside.microbatch);
@@ -235,17 +234,13 @@ impl Lowering<'_> {
         let busiest = here.visits / f64::from(top_k);
         let own = here.tokens / slices.size() as f64 * self.e();
         let (all, whole) = (ep.size() as f64 * visited * busiest, slices.size() as f64);
-        // Ranks of `tp` bring parts of their tokens where these are cut, and have terms of all.
-        let is_cut = self.inside.sequence_parallel;
-        let brought = if is_cut { own } else { own * whole };
-        let dispatched_s = exchange_s(brought * here.width * all);
-        let combined_s = exchange_s(own * whole * here.width * all);
-        let gates_s = self.network.exchange_s(brought * count, ep, 1.0);
-        let of_all = if is_cut { ep.size() as f64 } else { 1.0 };
-        let sliced = self.over_slices(own * whole * here.width * of_all);
-        let [forward_s, backward_s] = [1.0, 2.0].map(|n| n * (dispatched_s + gates_s) + combined_s);
+        // Ranks of `tp` have gathered their tokens, and have terms of all.
+        let sent_s = exchange_s(own * whole * here.width * all);
+        let gates_s = self.network.exchange_s(own * whole * count, ep, 1.0);
+        let sliced = self.over_slices(own * whole * here.width);
         let expert = |expert_s: f64| Pass { expert_s, ..Pass::default() };
-        [expert(forward_s) + sliced[0], expert(backward_s) + sliced[1]]
+        let passes = [2.0 * sent_s + gates_s, 3.0 * sent_s + 2.0 * gates_s].map(expert);
+        [passes[0] + sliced[0], passes[1] + sliced[1]]
     }
 
     /// What ranks exchange that each hold a slice of the same experts, in both passes: all have the
