@@ -201,7 +201,7 @@ fn cut(
 /// there is but one.
 fn pieces(size: usize, wanted: u64, most: usize) -> Option<usize> {
     let fits = |count: &usize| size.is_multiple_of(*count);
-    let enough = (2..=most).filter(|count| *count as u64 >= wanted).find(fits);
+    let enough = usize::try_from(wanted).ok().and_then(|wanted| (wanted.max(2)..=most).find(fits));
     enough.or_else(|| (2..=most).rev().find(fits))
 }
 

@@ -241,7 +241,8 @@ impl Terms<'_> {
     /// What a stage holds at its peak.
     fn memory(&self, c: &Configuration, stage: &Stage, index: u32, count: u64) -> Memory {
         let parameters = stage.parameters + stage.expert_parameters;
-        let shards: f64 = self.weights(c, stage).iter().map(Weights::held).sum();
+        let of_weights = self.weights(c, stage);
+        let shards: f64 = of_weights.iter().map(Weights::held).sum();
         let held = |from: u8| if c.zero.stage >= from { shards } else { parameters };
         let m = count as f64;
         let [in_flight, waiting] = held_microbatches(c, index, m);
@@ -255,8 +256,8 @@ impl Terms<'_> {
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
-        let weights = held(3) * self.profile.weight_bytes + self.frozen_bytes(c, stage);
-        let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
+        let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage, &of_weights);
+        let states = held(1) * self.profile.optimizer_bytes() + moments_bytes(stage, &of_weights);
         let [read, made] = stage.put_off;
         // Those that a backward pass makes are there beside what it reads.
         let made = if splits_backward(c.schedule) { made * (waiting + 1.0).min(m) } else { 0.0 };
@@ -278,8 +279,8 @@ impl Terms<'_> {
         let activations_bytes =
             (kept - made) * on_device(c.offload.activations) + made + here + sent;
         // Each is at its peak when the other is not there.
-        let pieces = self.piece_bytes(c, stage) - activations_bytes;
-        let [of_layer, of_end] = self.passing_bytes(c, stage);
+        let pieces = self.piece_bytes(c, &of_weights) - activations_bytes;
+        let [of_layer, of_end] = self.passing_bytes(c, stage, &of_weights);
         // By then the loss has read what its end of the model keeps.
         let of_experts = (room - stage.end_saved).max(0.0);
         let working =
@@ -308,9 +309,8 @@ impl Terms<'_> {
     }
 
     /// Bytes of the pieces of gradients and weights that an update over sharded states makes.
-    fn piece_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
+    fn piece_bytes(&self, c: &Configuration, weights: &[Weights; 2]) -> f64 {
         let Profile { weight_bytes, gradient_bytes, updates_in_pieces, .. } = *self.profile;
-        let weights = self.weights(c, stage);
         let makes_pieces = updates_in_pieces && matches!(c.zero.stage, 1 | 2);
         if !makes_pieces || weights.iter().all(|w| w.shard == 1) {
             return 0.0;
@@ -323,17 +323,15 @@ impl Terms<'_> {
         weights.iter().map(bytes).sum()
     }
 
-    /// Bytes of moments that are not as many for each parameter, of a shard where the optimizer
-    /// state is sharded.
-    fn moments_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let shards = self.weights(c, stage).map(|weights| weights.shard as f64);
-        stage.moments.bytes.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
-    }
-
     /// Whole weights and gradients of a layer, and of an end of the model, while it is called,
     /// where they are sharded between calls or lie elsewhere. Weights of the next call are
     /// gathered, or fetched, meanwhile.
-    fn passing_bytes(&self, c: &Configuration, stage: &Stage) -> [f64; 2] {
+    fn passing_bytes(
+        &self,
+        c: &Configuration,
+        stage: &Stage,
+        of_weights: &[Weights; 2],
+    ) -> [f64; 2] {
         let is_fetched = c.offload.parameters != Place::Device;
         let is_shared = c.zero.stage > 1 && c.dp * c.cp > 1;
         if self.profile.whole != Whole::Calls || !is_shared && !is_fetched {
@@ -348,7 +346,7 @@ impl Terms<'_> {
         let has_masters = weight_bytes < gradient_bytes;
         let gradient_bytes = if is_shared { gradient_bytes } else { 0.0 };
         let [mut brought, mut added] = [0.0; 2];
-        for (parameters, weights) in parameters.into_iter().zip(self.weights(c, stage)) {
+        for (parameters, weights) in parameters.into_iter().zip(of_weights) {
             let is_cut = weights.shard > 1;
             if is_cut || is_fetched || !has_masters {
                 brought += parameters / layers;
@@ -356,7 +354,7 @@ impl Terms<'_> {
             added += if is_cut { parameters / layers / weights.shard as f64 } else { 0.0 };
         }
         let is_brought = c.zero.stage == 3 && is_shared || is_fetched;
-        let of_experts = self.weights(c, stage)[1].shard > 1 || is_fetched;
+        let of_experts = of_weights[1].shard > 1 || is_fetched;
         let gathered = if is_brought { weight_bytes } else { 0.0 };
         let [frozen, of_ends] = match is_brought {
             true => {
@@ -397,27 +395,33 @@ impl Terms<'_> {
         whole * self.profile.weight_bytes + frozen
     }
 
-    /// Bytes of frozen weights that a rank holds between their uses.
-    fn frozen_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let is_cut = c.zero.stage == 3;
-        let shards = self.weights(c, stage).map(|w| if is_cut { w.shard as f64 } else { 1.0 });
-        stage.frozen.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
-    }
-
     /// What moving a stage's activations and weights to the host costs beyond what its computation
     /// hides.
     fn offload_s(&self, c: &Configuration, stage: &Stage, m: f64) -> f64 {
+        let of_weights = self.weights(c, stage);
         let held: f64 = match c.zero.stage {
-            3.. => self.weights(c, stage).iter().map(Weights::held).sum(),
+            3.. => of_weights.iter().map(Weights::held).sum(),
             _ => stage.parameters + stage.expert_parameters,
         };
-        let held = held * self.profile.weight_bytes + self.frozen_bytes(c, stage);
+        let held = held * self.profile.weight_bytes + frozen_bytes(c, stage, &of_weights);
         // Both passes fetch weights; activations go and come back.
         let moved_s = 2.0 * stage.saved / self.host.rate(c, c.offload.activations)
             + 2.0 * held / self.host.rate(c, c.offload.parameters);
         let hidden_s = moved_s.min(stage.total_s());
         m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
     }
+}
+
+/// Bytes of moments that are not as many for each parameter, of a shard where the optimizer state
+/// is sharded.
+fn moments_bytes(stage: &Stage, weights: &[Weights; 2]) -> f64 {
+    stage.moments.bytes.iter().zip(weights).map(|(bytes, of)| bytes / of.shard as f64).sum()
+}
+
+/// Bytes of frozen weights that a rank holds between their uses.
+fn frozen_bytes(c: &Configuration, stage: &Stage, weights: &[Weights; 2]) -> f64 {
+    let shards = weights.iter().map(|of| if c.zero.stage == 3 { of.shard as f64 } else { 1.0 });
+    stage.frozen.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
 }
 
 /// Of `m` micro-batches those whose activations a stage holds at once, and those that wait for
