@@ -69,6 +69,8 @@ pub(super) struct Problem<'a> {
     pub(super) late_from: usize,
     /// For a value that is made from nothing, the cuts in which its node can make it.
     pub(super) made: Vec<Option<Vec<Layout>>>,
+    /// For a parameter whose gradient a step makes, the layouts in which that can be made.
+    differentiated: Vec<Option<Vec<Layout>>>,
     /// For each value, the last step that asks for its layout.
     pub(super) last_use: Vec<usize>,
     /// For each value, its elements.
@@ -114,12 +116,14 @@ impl<'a> Problem<'a> {
             steps: Vec::new(),
             late_from: 0,
             made: vec![None; function.values.len()],
+            differentiated: vec![None; function.values.len()],
             last_use: Vec::new(),
             elements,
             bytes,
         };
         problem.add_steps(symbolic, bound, primal.param_count);
         problem.last_use = problem.last_uses();
+        problem.add_gradients();
         Ok(problem)
     }
 
@@ -265,12 +269,25 @@ impl<'a> Problem<'a> {
         last
     }
 
-    /// The stored cut of a parameter that its first reader wants whole.
+    fn add_gradients(&mut self) {
+        for step in &self.steps {
+            for (at, result) in self.function.nodes[step.node].results.iter().enumerate() {
+                let Demand::Gradient(of) = self.demands[result.index()] else { continue };
+                let yields = step.ways.iter().map(|way| way.yields[at]).collect();
+                self.differentiated[of.index()] = Some(yields);
+            }
+        }
+    }
+
+    /// The stored cut of a parameter that its first reader wants whole: its gradient has to lie
+    /// likewise.
     pub(super) fn stored_cut(&self, value: ValueId) -> Layout {
         let sizes = self.function.ty(value).sizes().unwrap_or_default();
         let expert_dim = self.expert_dims[value.index()];
         let cuts = super::cuttable(&sizes, self.tp).into_iter();
-        let cuts = cuts.filter(|cut| cut.cut_dim() != expert_dim);
+        let gradients = self.differentiated[value.index()].as_ref();
+        let can_be_made = |cut: &Layout| gradients.is_none_or(|made| made.contains(cut));
+        let cuts = cuts.filter(|cut| cut.cut_dim() != expert_dim && can_be_made(cut));
         let size = |cut: &Layout| cut.cut_dim().map_or(0, |dim| sizes[dim]);
         cuts.rev().max_by_key(size).unwrap_or(Layout::Replicated)
     }

@@ -171,3 +171,17 @@ fn a_block_is_cut_as_megatron_does() {
         assert!(text.contains(&line), "`%{value}` of `{layer}` is not {layout}:\n{text}");
     }
 }
+
+/// A weight that its first reader wants whole is stored in parts in which its gradient can be made:
+/// that of experts is cut inside of them alone, though tokens are wider here.
+#[test]
+fn narrow_experts_are_stored_as_their_gradients_are_made() {
+    let config = r#"{"model_type": "mixtral", "vocab_size": 259, "max_position_embeddings": 2048,
+        "num_hidden_layers": 2, "hidden_size": 1280, "intermediate_size": 24,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 6,
+        "num_experts_per_tok": 2}"#;
+    let module = prepared(config, 1024);
+    let request = Request { microbatch_size: 4, ..request(&module, 1, 2, true) };
+    let sharded = shard(&request).unwrap();
+    assert_partitions(&request, &sharded);
+}
