@@ -490,8 +490,13 @@ impl<'a> Lower<'a> {
                 (Exchange::ReduceScatter { outer, inner, counts, order }, input)
             }
             Collective::AllToAll { pieces } => (Exchange::AllToAll { pieces: *pieces }, input),
-            Collective::Dispatch { .. } | Collective::Combine { .. } => {
-                (self.routed(node, kind), input)
+            Collective::Dispatch { pieces, top_k } => {
+                let routed = self.routed(node, (*pieces, *top_k), 1);
+                (Exchange::Dispatch(routed), input)
+            }
+            Collective::Combine { pieces, top_k } => {
+                let routed = self.routed(node, (*pieces, *top_k), *pieces);
+                (Exchange::Combine(routed), input)
             }
         };
         let gates = node.operands.get(1).map(|gates| self.home(*gates));
@@ -507,23 +512,15 @@ impl<'a> Lower<'a> {
         });
     }
 
-    /// The exchange of tokens that gates route, which are the second operand.
-    fn routed(&self, node: &Node, kind: &Collective) -> Exchange {
+    /// How tokens are routed by gates, the second operand: operands have the tokens of `of` members,
+    /// and the gates for the experts of as many.
+    fn routed(&self, node: &Node, (pieces, top_k): (usize, usize), of: usize) -> Routed {
         let sizes = |at: usize| self.ty(node.operands[at]).sizes().expect("local sizes are bound");
-        let of = |pieces: usize, top_k: usize, [of_tokens, of_experts]: [usize; 2]| {
-            let (tokens, gates) = (sizes(0), sizes(1));
-            let (width, rows) = tokens.split_last().expect("tokens have numbers");
-            let rows = rows.iter().product::<usize>() / of_tokens;
-            let experts = gates.last().map_or(0, |all| all / of_experts);
-            Routed { pieces, rows, width: *width, experts, top_k }
-        };
-        match *kind {
-            Collective::Dispatch { pieces, top_k } => Exchange::Dispatch(of(pieces, top_k, [1, 1])),
-            Collective::Combine { pieces, top_k } => {
-                Exchange::Combine(of(pieces, top_k, [pieces, pieces]))
-            }
-            _ => unreachable!("tokens are dispatched or combined"),
-        }
+        let (tokens, gates) = (sizes(0), sizes(1));
+        let (width, rows) = tokens.split_last().expect("tokens have numbers");
+        let rows = rows.iter().product::<usize>() / of;
+        let experts = gates.last().map_or(0, |all| all / of);
+        Routed { pieces, rows, width: *width, experts, top_k }
     }
 
     /// Copies a value, as it is.

@@ -184,12 +184,10 @@ impl Region {
 
 /// Between how many ranks a node dispatches tokens, and how many experts each has.
 fn routed(node: &Node) -> Option<(usize, usize)> {
-    match node.op {
-        Op::Collective { kind: Collective::Dispatch { pieces, top_k }, .. } => {
-            Some((pieces, top_k))
-        }
-        _ => None,
-    }
+    let Op::Collective { kind: Collective::Dispatch { pieces, top_k }, .. } = &node.op else {
+        return None;
+    };
+    Some((*pieces, *top_k))
 }
 
 /// How many pieces the tokens of a dispatch are worth.
