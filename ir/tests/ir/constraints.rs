@@ -50,10 +50,27 @@ fn each_constraint_refuses_by_its_number() {
         ("%y: f64[2, 3] = scatter dim=2 start=0 %x %i %x", "scatter (C2)"),
         ("%y: f64[2, 3] = reverse dims=[0, 2] %x", "reverse (C1)"),
         ("%y: f64[2, 3] = reverse dims=[1, 1] %x", "reverse (C1)"),
+        ("%y: f64[] = dispatch pieces=1 top_k=1 axis=ep %s %x", "dispatch (C1)"),
+        ("%y: f64[4, 3] = dispatch pieces=2 top_k=1 axis=ep %x %x", "dispatch (C2)"),
+        ("%y: f64[2, 3] = dispatch pieces=1 top_k=1 axis=ep %x %m", "dispatch (C2)"),
+        ("%y: f64[1, 3] = combine pieces=4 top_k=1 axis=ep %x %x", "combine (C1)"),
+        ("%y: f64[1, 3] = combine pieces=2 top_k=1 axis=ep %x %x", "combine (C2)"),
     ] {
         let found = read(line).unwrap_err();
         assert!(found.starts_with(refusal), "{line}: {found}");
     }
+}
+
+/// Tokens and gates of all members, and of one: what is read is printed back.
+#[test]
+fn tokens_are_dispatched_and_combined_by_their_gates() {
+    let text = "%g: f64[4, 2] = constant 0.5\n    %all: f64[4, 3] = dispatch pieces=2 top_k=1 \
+                axis=ep %x %g\n    %y: f64[2, 3] = combine pieces=2 top_k=1 axis=ep %all %m2";
+    let gates = "%m2: f64[2, 4] = constant 0.5\n    ";
+    let module = read(&format!("{gates}{text}")).unwrap();
+    let printed = module.to_string();
+    assert!(printed.contains("dispatch pieces=2 top_k=1 axis=ep %x %g"), "{printed}");
+    assert_eq!(parse_module("text", &printed).unwrap(), module);
 }
 
 /// The ends of what a type has are no errors.
