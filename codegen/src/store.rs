@@ -173,6 +173,10 @@ pub(crate) struct Store {
     shards: Shards,
     pub(crate) precision: Precision,
     buffers: Vec<Buffer>,
+    /// Views of what persists, by memory space, first byte and elements, in their order.
+    runs: BTreeMap<(Place, u64, usize), Vec<BufferId>>,
+    /// How many buffers these are of.
+    runs_noted: usize,
     /// For each transient buffer, when it is live.
     spans: BTreeMap<u32, (usize, usize)>,
     routines: Vec<Routine>,
@@ -293,6 +297,8 @@ impl Store {
             buckets: Vec::new(),
             units: Vec::new(),
             within: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            runs_noted: 0,
             shards,
             precision,
             buffers: Vec::new(),
@@ -412,20 +418,31 @@ impl Store {
         dtype: DType,
         (offset, elements): (u64, usize),
     ) -> BufferId {
-        let is_it = |(at, b): (usize, &Buffer)| {
-            let is_run = b.contents == Contents::View && b.sizes == [elements];
-            // What is transient has no place yet.
-            let is_run = is_run && !self.spans.contains_key(&(at as u32));
-            is_run && b.offset == offset && self.place(BufferId(at as u32)) == place
-        };
-        if let Some(there) = self.buffers.iter().enumerate().position(is_it) {
-            return BufferId(there as u32);
+        self.add_runs();
+        let known = self.runs.get(&(place, offset, elements)).into_iter().flatten();
+        // What is transient has no place yet.
+        if let Some(there) = known.copied().find(|there| !self.spans.contains_key(&there.0)) {
+            return there;
         }
         let view = self.view(name, dtype, elements, offset);
         if place != Place::Device {
             self.away.insert(view.0, place);
         }
         view
+    }
+
+    /// Notes the views that were made since the last time.
+    fn add_runs(&mut self) {
+        let first = self.runs_noted;
+        self.runs_noted = self.buffers.len();
+        for (at, buffer) in self.buffers.iter().enumerate().skip(first) {
+            let [elements] = buffer.sizes[..] else { continue };
+            let id = BufferId(at as u32);
+            if buffer.contents == Contents::View && !self.spans.contains_key(&id.0) {
+                let key = (self.place(id), buffer.offset, elements);
+                self.runs.entry(key).or_default().push(id);
+            }
+        }
     }
 
     fn push(&mut self, buffer: Buffer) -> BufferId {
