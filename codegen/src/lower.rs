@@ -512,8 +512,8 @@ impl<'a> Lower<'a> {
         });
     }
 
-    /// How tokens are routed by gates, the second operand: operands have the tokens of `of` members,
-    /// and the gates for the experts of as many.
+    /// How tokens are routed by gates, the second operand: operands have the tokens of `of`
+    /// members, and the gates for the experts of as many.
     fn routed(&self, node: &Node, (pieces, top_k): (usize, usize), of: usize) -> Routed {
         let sizes = |at: usize| self.ty(node.operands[at]).sizes().expect("local sizes are bound");
         let (tokens, gates) = (sizes(0), sizes(1));
