@@ -70,16 +70,19 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Gradients of experts are summed over none of the ranks that share these: each has those of
-    /// others.
+    /// Gradients of experts are summed over all ranks that have the same ones, or first over those
+    /// that share one copy of them, and over none with others.
     pub(super) fn check_sharers(&self, world: &mut World<'_, 'a>, place: &Place, group: &Group) {
-        let own = match group {
-            Group::Copies(stride) | Group::Strided { stride, .. } => Some(*stride),
-            Group::Axis(Axis::Tp | Axis::Pp) | Group::Stages(_) => return,
-            Group::Axis(Axis::Dp | Axis::Cp | Axis::Ep)
-            | Group::Data
-            | Group::Shards(_)
-            | Group::World => None,
+        if matches!(group, Group::Axis(Axis::Tp | Axis::Pp) | Group::Stages(_)) {
+            return;
+        }
+        let plan = world.setup.plan;
+        let data = plan.mesh.data_ranks();
+        let shards = plan.zero.ranks(data);
+        let is_hybrid = plan.optimizer != Optimizer::None && shards > 1 && shards < data;
+        let wanted = |Experts { ranks, .. }: Experts| match is_hybrid {
+            true => Group::Strided { count: shards / ranks, stride: ranks },
+            false => Group::Copies(ranks),
         };
         for (_, owner) in &place.parts {
             let Owner::Buffer(at) = *owner else { continue };
@@ -88,9 +91,7 @@ impl<'a> Rank<'a> {
                 continue;
             };
             let experts = self.program.weights[weight].experts;
-            // The same experts are on every so many-th of the ranks.
-            let fits = |experts: Experts| own.is_some_and(|own| own.is_multiple_of(experts.ranks));
-            if experts.is_some_and(|experts| !fits(experts)) {
+            if experts.is_some_and(|experts| *group != wanted(experts)) {
                 let text = format!("sums `{}` over ranks with other experts", buffer.name);
                 world.findings.add_at(world.setup, "E2116", self.at(), text);
             }

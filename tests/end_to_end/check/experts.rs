@@ -13,12 +13,10 @@ use crate::model::{Wanted, mixtral, plan_sharing, prepared};
 
 const SEQ: usize = 10;
 
-/// Data-parallel ranks, of which two share experts, on one stage or two: four, or eight where
-/// fewer have one copy of all weights.
+/// Eight data-parallel ranks, of which two share experts, on one stage or two.
 fn sharing(pp: usize, zero: Zero, microbatch_count: usize) -> (Plan, Compiled) {
     let (_, module) = prepared(&mixtral(4, 2), SEQ, DType::F32, 0.1);
-    let dp = if zero.shard > 0 { 8 } else { 4 };
-    let mesh = Mesh { pp, dp, ..Mesh::ONE };
+    let mesh = Mesh { pp, dp: 8, ..Mesh::ONE };
     let (microbatch_size, keep, sequence) = (1, Keep::Full, false);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
     let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
@@ -29,9 +27,12 @@ fn sharing(pp: usize, zero: Zero, microbatch_count: usize) -> (Plan, Compiled) {
 }
 
 /// Mistakes that only such programs can have, and the code that finds each.
-const OWN: [(&str, &str, Plant); 10] = [
+const OWN: [(&str, &str, Plant); 11] = [
     ("E2116", "gradients of experts are summed over all ranks", |c, site| {
         regroup(c, site, Group::Copies(2), Group::Axis(Axis::Dp))
+    }),
+    ("E2116", "gradients of experts are summed over some of their copies", |c, site| {
+        regroup(c, site, Group::Copies(2), Group::Copies(4))
     }),
     ("E2116", "gradients of other weights are summed over some ranks", |c, site| {
         regroup(c, site, Group::Axis(Axis::Dp), Group::Copies(2))

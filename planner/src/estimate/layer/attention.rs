@@ -15,7 +15,7 @@ impl Lowering<'_> {
         let heads = (f64::from(heads) / self.tp()).ceil();
         let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
         // Programs of `codegen` have heads of one size: shorter ones are padded where they are
-        // read, and the padded result is kept, of which the next product reads a part.
+        // read, and the result is kept padded, though the next product reads no padding.
         let is_ours = self.profile.whole == Whole::Calls && self.weights.of_training;
         let [own_v, wide] = [v_dim, qk_dim.max(v_dim)].map(f64::from);
         let is_padded = is_ours && qk_dim != v_dim;
