@@ -54,12 +54,12 @@ pub(super) fn joined(loops: &[[usize; 2]]) -> Vec<[usize; 2]> {
 }
 
 /// Prints where an element of an image lies along dims with zeros around them, given its indices
-/// along n and k: `place` moves there, and `is_there` becomes false of a zero.
-pub(super) fn print_borders(p: &Product, [n, k]: [&str; 2], text: &mut Text) {
-    let n_sizes: Vec<usize> = p.n.iter().map(|l| l.size).collect();
+/// along the pixels of the result, and the sizes of these loops, and along k: `place` moves there,
+/// and `is_there` becomes false of a zero.
+pub(super) fn print_borders(p: &Product, (n, n_sizes): (&str, &[usize]), k: &str, text: &mut Text) {
     let k_sizes: Vec<usize> = p.k.iter().map(|l| l.size).collect();
     for (at, border) in p.borders.iter().enumerate() {
-        let n = coordinate_of(&n_sizes, border.n, n);
+        let n = coordinate_of(n_sizes, border.n, n);
         let k = coordinate_of(&k_sizes, border.k, k);
         let Border { stride, dilation, before, spread, size, step, .. } = border;
         line!(

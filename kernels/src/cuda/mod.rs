@@ -78,6 +78,7 @@ pub use reduction::{PartialSums, RowReduction};
 pub use routing::{ExpertRows, RoutingStep, RoutingTile};
 pub use rows::Elementwise;
 pub use scales::ScaleParameters;
+pub use shared::Operand;
 pub use slices::SliceSum;
 pub use tensor::{BlockShape, Elements, OperandCopy, TensorTile};
 pub use tensor_map::TensorMap;

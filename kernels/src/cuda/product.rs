@@ -228,7 +228,8 @@ impl ProductTile {
             format!("batch_b + ({}) + ({})", nest(&loops.n[0], "n"), nest(&loops.k[1], "k"));
         line!(text, "u64 place = {place};");
         line!(text, "bool is_there = true;");
-        print_borders(&self.product, ["n", "k"], text);
+        let sizes: Vec<usize> = self.product.n.iter().map(|l| l.size).collect();
+        print_borders(&self.product, ("n", &sizes), "k", text);
         line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]){};", worth(1));
         text.end();
         line!(text, "b_tile[i / {TILE_MN} * {PITCH} + i % {TILE_MN}] = {x};");

@@ -67,8 +67,10 @@ pub(super) fn copy(width: usize, [to, from, is_there]: [&str; 3], text: &mut Tex
 
 /// The operand of `mma.sync` that fragments are of: `a` is m × k, `b` is k × n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operand {
+pub enum Operand {
+    /// The first one.
     A,
+    /// The second one.
     B,
 }
 

@@ -12,7 +12,7 @@
 //! along k are added to it in ascending order, runs and slices of k as in `slices`. Its bits depend
 //! on no other size.
 //!
-//! A convolution is a product whose second operand, the image, has borders: copies to shared memory
+//! A convolution is a product of which an operand, the image, has borders: copies to shared memory
 //! compute where an element lies, and write zeros beyond the image (implicit GEMM, as cuDNN's).
 //! Its gradients are convolutions too. NHWC images are copied by vectors along the channels, which
 //! are then the innermost loop of k; of NCHW images adjacent threads copy adjacent elements of a
@@ -46,7 +46,8 @@ use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::slices::{Stored, has_runs, print_block, run, scales, workspace};
 use super::text::{Text, element, line};
 use super::tiling::SKINNY_ROWS;
-use crate::kernel::{Family, LoopAB, Product, StoredTypes};
+use crate::border::Border;
+use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
 
 /// Fewest blocks of a skinny product that have 64 columns. Chosen: two per multiprocessor.
 const SKINNY_BLOCKS: usize = 256;
@@ -112,6 +113,9 @@ pub struct TensorTile {
     pub store: QuadStore,
     /// Whether it is a product of the rows of experts.
     pub grouped: Option<Grouped>,
+    /// The operand that is an image. As the first one it is so of this product alone, which has the
+    /// operands of its kernel in the other order.
+    pub image: Option<Operand>,
 }
 
 /// What the elements of both operands are to tensor cores.
@@ -207,20 +211,49 @@ pub(super) fn fits(p: &Product, arch: Arch) -> Option<Elements> {
     elements.units(p).filter(|_| has_units).map(|_| elements)
 }
 
-/// A product with the loop over an image's channels innermost, where these are contiguous.
+/// A product with the loops over an image's channels innermost, where these are contiguous.
 fn with_channels_last(product: &Product) -> Product {
     let mut p = product.clone();
-    let is_channels = |(at, l): (usize, &LoopAB)| {
-        l.b == 1 && l.size > 1 && p.borders.iter().all(|border| border.k != at)
+    let borders = |of: fn(&Border) -> usize| p.borders.iter().map(of).collect::<Vec<usize>>();
+    let (of_k, of_n) = (borders(|border| border.k), borders(|border| border.n));
+    let channels = |all: &mut dyn Iterator<Item = [usize; 2]>, windows: &[usize]| {
+        let is_it = |(at, l): (usize, [usize; 2])| l[1] == 1 && l[0] > 1 && !windows.contains(&at);
+        all.enumerate().position(is_it).filter(|_| !windows.is_empty())
     };
-    let channels = p.k.iter().enumerate().position(is_channels);
-    if let Some(from) = channels.filter(|_| !p.borders.is_empty()) {
+    if let Some(from) = channels(&mut p.k.iter().map(|l| [l.size, l.b]), &of_k) {
         let channels = p.k.remove(from);
         p.k.push(channels);
         let moved = p.borders.iter_mut().filter(|border| border.k > from);
         moved.for_each(|border| border.k -= 1);
     }
+    if let Some(from) = channels(&mut p.n.iter().map(|l| [l.size, l.b]), &of_n) {
+        let channels = p.n.remove(from);
+        p.n.push(channels);
+        let moved = p.borders.iter_mut().filter(|border| border.n > from);
+        moved.for_each(|border| border.n -= 1);
+    }
     p
+}
+
+/// The product of an image and kernels, in place of that of kernels and an image: where channels of
+/// the result are contiguous, so that rows are. Loops of borders along n are along m then.
+pub(super) fn with_image_first(p: &Product) -> Option<Product> {
+    let unit = |along: &mut dyn DoubleEndedIterator<Item = [usize; 2]>| {
+        along.rev().find(|[size, _]| *size > 1).is_some_and(|[_, stride]| stride == 1)
+    };
+    let is_last = unit(&mut p.m.iter().map(|l| [l.size, l.c]));
+    if p.borders.is_empty() || !is_last || unit(&mut p.n.iter().map(|l| [l.size, l.c])) {
+        return None;
+    }
+    let turned = |l: &LoopABC| LoopABC { size: l.size, a: l.b, b: l.a, c: l.c };
+    Some(Product {
+        batch: p.batch.iter().map(turned).collect(),
+        m: p.n.iter().map(|l| LoopAC { size: l.size, a: l.b, c: l.c }).collect(),
+        n: p.m.iter().map(|l| LoopBC { size: l.size, b: l.a, c: l.c }).collect(),
+        k: p.k.iter().map(|l| LoopAB { size: l.size, a: l.b, b: l.a }).collect(),
+        stored: StoredTypes { a: p.stored.b, b: p.stored.a, ..p.stored },
+        ..p.clone()
+    })
 }
 
 impl OperandCopy {
@@ -233,9 +266,14 @@ impl OperandCopy {
         OperandCopy { k_major, width: of_k.max(of_side) }
     }
 
-    /// The same of an image, given its loops. Dims with borders have no vectors: where they start
-    /// differs from tap to tap.
-    fn of_image(p: &Product, [batch, n, k]: [&[[usize; 2]]; 3]) -> OperandCopy {
+    /// The same of an image, given its loops over batch, over the pixels of the result, and over k.
+    /// Dims with borders have no vectors: where they start differs from tap to tap.
+    fn of_image(
+        p: &Product,
+        batch: &[[usize; 2]],
+        n: &[[usize; 2]],
+        k: &[[usize; 2]],
+    ) -> OperandCopy {
         let steps: Vec<[usize; 2]> = p.borders.iter().map(|border| [2, border.step]).collect();
         let (of_n, of_k) = (width(n, &[batch, k, &steps]), width(k, &[batch, n, &steps]));
         // Adjacent threads load adjacent elements where vectors have one.
@@ -274,12 +312,14 @@ fn width(along: &[[usize; 2]], others: &[&[[usize; 2]]]) -> usize {
 
 /// The loops of a product in units, as few as there can be. Those of an image are numbered by its
 /// borders.
-pub(super) fn joined_loops(p: &Product, elements: Elements) -> Loops {
+pub(super) fn joined_loops(p: &Product, elements: Elements, image: Option<Operand>) -> Loops {
     let mut loops = elements.units(p).expect("the product fits");
     let ([of_a, of_b], [m, c_m], [n, c_n]) = (&mut loops.k, &mut loops.m, &mut loops.n);
-    [of_a, m, c_m, c_n].into_iter().for_each(|of| *of = joined(of));
-    if p.borders.is_empty() {
-        [of_b, n].into_iter().for_each(|of| *of = joined(of));
+    [c_m, c_n].into_iter().for_each(|of| *of = joined(of));
+    for (operand, along) in [(Operand::A, [of_a, m]), (Operand::B, [of_b, n])] {
+        if image != Some(operand) {
+            along.into_iter().for_each(|of| *of = joined(of));
+        }
     }
     loops
 }
@@ -332,15 +372,21 @@ impl TensorTile {
         grouped: Option<Grouped>,
     ) -> TensorTile {
         let product = with_channels_last(product);
-        let loops = joined_loops(&product, elements);
-        let image = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
-        let copies = [
-            OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
-            match product.borders.is_empty() {
-                true => OperandCopy::of(image[0], image[1], image[2]),
-                false => OperandCopy::of_image(&product, image),
-            },
-        ];
+        let has_image = !product.borders.is_empty();
+        let is_alone = bias.is_none() && addend.is_none() && grouped.is_none();
+        let (product, image) = match with_image_first(&product).filter(|_| is_alone) {
+            Some(turned) => (turned, Some(Operand::A)),
+            None => (product, has_image.then_some(Operand::B)),
+        };
+        let loops = joined_loops(&product, elements, image);
+        let copies = [(Operand::A, &loops.m[0]), (Operand::B, &loops.n[0])].map(|(of, side)| {
+            let at = usize::from(of == Operand::B);
+            let (batch, k) = (&loops.batch[at], &loops.k[at]);
+            match image == Some(of) {
+                true => OperandCopy::of_image(&product, batch, side, k),
+                false => OperandCopy::of(batch, side, k),
+            }
+        });
         let shape = BlockShape::of(&product);
         let workspace = workspace(&product);
         let (tiles, columns) = (shape.warp_tile[1] / 8, product.sizes()[2]);
@@ -363,6 +409,7 @@ impl TensorTile {
             scales,
             store,
             grouped,
+            image,
         }
     }
 
@@ -400,7 +447,7 @@ impl TensorTile {
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
-        let loops = joined_loops(p, self.elements);
+        let loops = joined_loops(p, self.elements, self.image);
         let BlockShape { tile: [tile_m, tile_n, tile_k], stages, .. } = self.shape;
         let ([_, m, n, _], [warp_m, warp_n]) = (p.sizes(), self.shape.warp_tile);
         let k = loops.k[0].iter().map(|[size, _]| size).product();
@@ -503,7 +550,7 @@ impl TensorTile {
                 copy: self.copies[at],
                 extents,
                 shape: self.shape,
-                image: (at == 1 && !self.product.borders.is_empty()).then_some(&self.product),
+                image: (self.image == Some(operand)).then_some(&self.product),
                 pair: pair.filter(|_| at == 1).map(|pair| (pair, parameters)),
                 end: end.clone(),
             }
@@ -737,7 +784,8 @@ impl StagedOperand<'_> {
             Some(product) => {
                 line!(text, "bool {is_there}");
                 line!(text, "u64 place = {place};");
-                print_borders(product, [side, "k"], text);
+                let sizes: Vec<usize> = self.loops[0].iter().map(|[size, _]| *size).collect();
+                print_borders(product, (side, &sizes), "k", text);
                 line!(text, "place = is_there ? place : batch_{name};");
             }
         }
@@ -752,10 +800,9 @@ impl fmt::Display for TensorTile {
         let BlockShape { tile: [m, n, k], warp_tile: [warp_m, warp_n], stages } = self.shape;
         let [a, b] = self.copies;
         write!(f, "block tiles of {m}x{n}x{k} in {stages} stages, ")?;
-        write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}, b {b}")?;
-        if !self.product.borders.is_empty() {
-            write!(f, " of an image")?;
-        }
+        let of = |operand| if self.image == Some(operand) { " of an image" } else { "" };
+        let [of_a, of_b] = [Operand::A, Operand::B].map(of);
+        write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}{of_a}, b {b}{of_b}")?;
         match self.elements {
             Elements::Halves => {}
             Elements::Tf32 => write!(f, ", rounded to TF32")?,

@@ -116,7 +116,7 @@ pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
     if !p.borders.is_empty() || tile.scales.is_some() || tile.grouped.is_some() {
         return None;
     }
-    let loops = joined_loops(p, tile.elements);
+    let loops = joined_loops(p, tile.elements, None);
     let [batches, tiles_m, tiles_n] = tile.tiles();
     let ([tile_m, tile_n, tile_k], [warp_m, warp_n]) = (tile.shape.tile, tile.shape.warp_tile);
     let k: usize = loops.k[0].iter().map(|[size, _]| size).product();

@@ -10,6 +10,7 @@ use crate::cuda::grouped::Grouped;
 use crate::cuda::parameter::{Buffer, Parameter};
 use crate::cuda::product::{ProductTile, THREADS};
 use crate::cuda::scales::ScaleParameters;
+use crate::cuda::shared::Operand;
 use crate::cuda::slices::{self, SliceSum};
 use crate::cuda::tensor::{self, Elements, TensorTile};
 use crate::cuda::tile::Tile;
@@ -42,8 +43,16 @@ pub(super) fn function(
         });
         (parameters, added)
     };
-    let (parameters, added) = with_others([&[a, b, c], scales].concat());
+    let (mut parameters, added) = with_others([&[a, b, c], scales].concat());
     let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
+    let mut product = product.clone();
+    if let Tile::Tensor(tile) = &tile {
+        // As tensor cores compute it, an image may be the first operand.
+        product = tile.product.clone();
+        if tile.image == Some(Operand::A) {
+            parameters.swap(0, 1);
+        }
+    }
     let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
     let mut function = Function {
         what: what.to_owned(),
@@ -62,10 +71,12 @@ pub(super) fn function(
         Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
     let split = product.tiling.split;
     all.workspaces.push((split * batch * m * n) as u64 * DType::F32.size());
-    function.parameters = [&[a, b, c, workspace], scales].concat();
+    function.parameters.truncate(3);
+    function.parameters.push(workspace);
+    function.parameters.extend(scales);
     function.grid *= split as u64;
     let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
-    let sum = SliceSum { product: product.clone(), bias, addend };
+    let sum = SliceSum { product, bias, addend };
     all.functions.extend([function, slice_sum(sum, what, parameters)]);
 }
 
