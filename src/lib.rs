@@ -74,7 +74,7 @@ use ir::precision::Precision;
 use ir::random::DrawBits;
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
-use ir::{DType, Diagnostic, Module, Plan, Span};
+use ir::{DType, Diagnostic, Module, Plan, Span, Target};
 use kernels::Bytes;
 use planner::compiled::{Found, Job};
 use planner::footprint::Footprint;
@@ -138,6 +138,14 @@ pub fn import_drawing(
 ) -> Result<Model, Failure> {
     job::check_seq(description, options.seq)?;
     Ok(ir::import::import_drawing(description, options, bits)?)
+}
+
+/// Lays out what a model computes as kernels of a target read it best: images with channels last on
+/// GPUs, whose tensor cores read them by vectors.
+pub fn lay_out(model: &mut Model, target: Option<Target>) {
+    if target.is_some_and(|target| target.arch().is_some()) {
+        ir::channels::lay_channels_last(&mut model.module);
+    }
 }
 
 /// Model to module: gradients added, composites without a kernel inlined.

@@ -67,7 +67,7 @@ impl Built {
     pub fn of(wanted: &Wanted<'_>) -> Result<Built, Failure> {
         let precision = types(wanted.dtype)?;
         let description = crate::resolve_quietly(wanted.model)?.description;
-        let (model, module) = build(&description, wanted.seq, precision)?;
+        let (model, module) = build(&description, wanted.seq, precision, wanted.target)?;
         Ok(Built { model, module, precision })
     }
 
@@ -104,6 +104,7 @@ fn build(
     description: &Description,
     seq: usize,
     precision: ir::precision::Precision,
+    target: Option<Target>,
 ) -> Result<(Model, Module), Failure> {
     let (dtype, dropout) = (precision.accumulate, None);
     if let Some(own) = job::graph_dtype(description).filter(|own| *own != dtype) {
@@ -111,7 +112,9 @@ fn build(
         let help = format!("write it in {dtype}: its element types by role are the plan's");
         return Err(Diagnostic::error("E5010", Span::of("graph"), headline).help(help).into());
     }
-    let model = crate::import(description, &Options { seq, dtype, dropout, documents: false })?;
+    let options = Options { seq, dtype, dropout, documents: false };
+    let mut model = crate::import(description, &options)?;
+    crate::lay_out(&mut model, target);
     let module = codegen::prepare::prepare_training_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }
@@ -135,7 +138,8 @@ pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failur
     let plan = ir::text::parse_plan(path, text)?;
     let named = Path::new(&plan.model);
     let found = crate::resolve(model.unwrap_or(named)).map_err(Failure::from);
-    let found = found.and_then(|found| build(&found.description, plan.seq, plan.precision));
+    let found =
+        found.and_then(|found| build(&found.description, plan.seq, plan.precision, plan.target));
     let (built, module) = match (found, model) {
         (Ok(built), _) => built,
         (Err(failure), Some(_)) => return Err(failure),

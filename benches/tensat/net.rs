@@ -88,6 +88,7 @@ impl Net<'_> {
             after: pad,
             dilation: vec![1; 2],
             spread: vec![1; 2],
+            orders: Default::default(),
         });
         let mut y = self.builder.push("conv", op, &[x, w]);
         if c.relu {

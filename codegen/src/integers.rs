@@ -7,7 +7,7 @@
 //! are multiplied as they are: to take the zero points out as sums of rows and columns would read
 //! operands once more, and gains nothing where bytes are multiplied in 16 bits.
 
-use ir::op::{Binary, Einsum, Operands};
+use ir::op::{Binary, Convolution, Einsum, Operands};
 use ir::{DType, Dim, Function, Node, Op, TensorType, Value, ValueId};
 
 use crate::ranges::{Known, Range, exact, known};
@@ -95,7 +95,7 @@ impl Pass<'_> {
         #[expect(clippy::wildcard_enum_match_arm, reason = "other ops are no products")]
         let terms = match &node.op {
             Op::Contract(einsum) => self.terms(node, einsum),
-            Op::Conv(_) => self.taps(node),
+            Op::Conv(c) => self.taps(node, c),
             _ => None,
         };
         let dtype = self.function.ty(node.results[0]).dtype;
@@ -122,8 +122,8 @@ impl Pass<'_> {
     }
 
     /// The same of a convolution.
-    fn taps(&self, node: &Node) -> Option<i64> {
-        let weights = self.function.ty(node.operands[1]).sizes()?;
+    fn taps(&self, node: &Node, c: &Convolution) -> Option<i64> {
+        let weights = c.orders[1].usual(&self.function.ty(node.operands[1]).sizes()?);
         Some(weights.iter().skip(1).map(|size| *size as i64).product())
     }
 
@@ -200,7 +200,6 @@ impl Pass<'_> {
 #[cfg(test)]
 mod tests {
     use ir::build::Builder;
-    use ir::op::Convolution;
     use ir::{Kind, Module};
 
     use super::*;
@@ -219,6 +218,7 @@ mod tests {
             after: vec![0; 2],
             dilation: vec![1; 2],
             spread: vec![1; 2],
+            orders: Default::default(),
         };
         let y = b.push("y", Op::Conv(convolution), &operands);
         let mut function = b.into_function(&[y]);

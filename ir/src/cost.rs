@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::convolution::DimOrder;
 use crate::dim::{Bindings, Dim, product};
 use crate::module::{Function, Kind, Module};
 use crate::op::{Einsum, Op};
@@ -76,7 +77,7 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         Op::Contract(einsum) | Op::ScaledContract { einsum, .. } => {
             contract(einsum, operands, results)
         }
-        Op::Conv(_) => conv(operands, results),
+        Op::Conv(c) => conv(&c.orders[1], operands, results),
         Op::Reduce { .. }
         | Op::Prod { .. }
         | Op::ArgMax { .. }
@@ -179,8 +180,8 @@ fn contract(einsum: &Einsum, operands: &[&TensorType], results: &[&TensorType]) 
 }
 
 /// Two operations for every element of the result and of one kernel.
-fn conv(operands: &[&TensorType], results: &[&TensorType]) -> Cost {
-    let points = &results[0].elements() * &product(&operands[1].dims[1..]);
+fn conv(order: &DimOrder, operands: &[&TensorType], results: &[&TensorType]) -> Cost {
+    let points = &results[0].elements() * &product(&order.usual(&operands[1].dims)[1..]);
     let flops = &points * &Dim::from(2);
     Cost { product_flops: flops.clone(), ..computed(flops, operands, results) }
 }

@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 
 use crate::class::{Class, Stated};
+use crate::convolution::DimOrder;
 use crate::dim::Dim;
 use crate::library::{CompositeFactor, Definition, templates};
 use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
@@ -64,7 +65,7 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
             elementwise_factors(operands.len(), result)
         }
         Op::Contract(einsum) => contract_factors(einsum, operands[0], operands[1]),
-        Op::Conv(_) => conv_factors(operands[0], operands[1]),
+        Op::Conv(c) => conv_factors(&c.orders, operands[0], operands[1]),
         Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
         Op::Prod { dims } => kept_factors(dims, operands[0]),
         Op::ArgMax { dim } => kept_factors(&[*dim], operands[0]),
@@ -305,25 +306,29 @@ fn contract_factors(e: &Einsum, a: &TensorType, b: &TensorType) -> Vec<Factor> {
 }
 
 /// Samples; without groups, kernels and channels; else whole groups.
-fn conv_factors(x: &TensorType, w: &TensorType) -> Vec<Factor> {
-    let cut = Layout::cut;
+fn conv_factors(orders: &[DimOrder; 3], x: &TensorType, w: &TensorType) -> Vec<Factor> {
     let whole = Layout::Replicated;
-    let mut factors = vec![factor(&x.dims[0], vec![cut(0), whole], vec![cut(0)])];
-    let groups = x.dims[1].ratio(&w.dims[1]).unwrap_or(1);
+    // Dims by their parts, and where those lie.
+    let [in_x, in_w, in_y] = [0, 1, 2].map(|of| move |dim: usize| orders[of].place(dim));
+    let cut = Layout::cut;
+    let (x, w) = (orders[0].usual(&x.dims), orders[1].usual(&w.dims));
+    let samples = vec![cut(in_x(0)), whole];
+    let mut factors = vec![factor(&x[0], samples, vec![cut(in_y(0))])];
+    let groups = x[1].ratio(&w[1]).unwrap_or(1);
     if groups == 1 {
         let sum = Layout::Partial(Combiner::Sum);
-        factors.push(factor(&w.dims[0], vec![whole, cut(0)], vec![cut(1)]));
-        factors.push(factor(&x.dims[1], vec![cut(1), cut(1)], vec![sum]));
+        factors.push(factor(&w[0], vec![whole, cut(in_w(0))], vec![cut(in_y(1))]));
+        factors.push(factor(&x[1], vec![cut(in_x(1)), cut(in_w(1))], vec![sum]));
         return factors;
     }
     let unit = |dim: &Dim| {
         dim.divide(groups).and_then(|d| d.as_constant()).and_then(|d| usize::try_from(d).ok())
     };
-    if let (Some(inputs), Some(outputs)) = (unit(&x.dims[1]), unit(&w.dims[0])) {
+    if let (Some(inputs), Some(outputs)) = (unit(&x[1]), unit(&w[0])) {
         let group = |dim: usize, unit: usize| Layout::Cut { dim, unit };
-        let operands = vec![group(1, inputs), group(0, outputs)];
+        let operands = vec![group(in_x(1), inputs), group(in_w(0), outputs)];
         let units = Dim::constant(groups);
-        factors.push(factor(&units, operands, vec![group(1, outputs)]));
+        factors.push(factor(&units, operands, vec![group(in_y(1), outputs)]));
     }
     factors
 }

@@ -317,17 +317,21 @@ fn conv_type(c: &Convolution, x: &TensorType, w: &TensorType) -> Inferred {
     let both = || format!("x is {x}, w is {w}");
     let same = x.dtype == w.dtype && x.dtype.is_float() && x.ndim() == w.ndim() && x.ndim() >= 2;
     require("conv", 1, same, both)?;
-    let groups = x.dims[1].ratio(&w.dims[1]);
-    let whole = groups.is_some_and(|groups| w.dims[0].divide(groups).is_some());
+    require("conv", 5, c.orders.iter().all(|order| order.fits(x.ndim())), both)?;
+    let [of_x, of_w, of_y] = &c.orders;
+    let (lying_x, lying_w, dtype) = (x, w, x.dtype);
+    let (x, w) = (of_x.usual(&lying_x.dims), of_w.usual(&lying_w.dims));
+    let groups = x[1].ratio(&w[1]);
+    let whole = groups.is_some_and(|groups| w[0].divide(groups).is_some());
     require("conv", 2, whole, both)?;
-    let sizes = |ty: &TensorType| ty.dims[2..].iter().map(fixed).collect::<Option<Vec<_>>>();
-    let sizes = sizes(x).zip(sizes(w));
+    let sizes = |dims: &[Dim]| dims[2..].iter().map(fixed).collect::<Option<Vec<_>>>();
+    let sizes = sizes(&x).zip(sizes(&w));
     require("conv", 3, sizes.is_some(), both)?;
     let spatial = sizes.and_then(|(x, w)| c.result_sizes(&x, &w));
     require("conv", 4, spatial.is_some(), || format!("{} with{c}", both()))?;
     let spatial = spatial.unwrap_or_default().into_iter().map(Dim::from);
-    let dims = [x.dims[0].clone(), w.dims[0].clone()].into_iter().chain(spatial);
-    Ok(TensorType::new(x.dtype, dims))
+    let dims: Vec<Dim> = [x[0].clone(), w[0].clone()].into_iter().chain(spatial).collect();
+    Ok(TensorType::new(dtype, of_y.lying(&dims)))
 }
 
 fn has_dims(op: &'static str, dims: &[usize], x: &TensorType) -> Result<(), OpError> {

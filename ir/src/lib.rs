@@ -25,7 +25,8 @@
 //! [`module`] with its [`call_graph`], [`sharding`], [`precision`], [`plan`], [`program`], with
 //! [`text`], [`verify`] and [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`],
 //! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`freeze`], [`lora`],
-//! [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! [`channels`], [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`],
+//! [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -70,6 +71,7 @@ pub mod file;
 pub mod import;
 pub mod infer;
 pub mod library;
+pub mod convolution;
 mod pieces;
 pub mod sharding;
 pub mod factors;
@@ -95,6 +97,7 @@ pub mod inline;
 pub mod outline;
 pub mod freeze;
 pub mod lora;
+pub mod channels;
 pub mod vjp;
 pub mod autodiff;
 pub mod recognise;

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::convolution::Convolution;
 use crate::pieces::PieceOrder;
 use crate::random::DrawBits;
 use crate::{DType, dim::Dim};
@@ -231,46 +232,6 @@ impl fmt::Display for Einsum {
     }
 }
 
-/// How a convolution moves over each spatial dim.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Convolution {
-    /// From one window to the next.
-    pub stride: Vec<usize>,
-    /// Zeros before the operand; a negative number leaves elements out.
-    pub before: Vec<i64>,
-    /// Zeros after the operand; a negative number leaves elements out.
-    pub after: Vec<i64>,
-    /// From one element of a window to the next.
-    pub dilation: Vec<usize>,
-    /// From one element of the operand to the next, with zeros between them.
-    pub spread: Vec<usize>,
-}
-
-impl Convolution {
-    /// The spatial sizes of the result, from those of `x` and `w`; none when a list has not one
-    /// entry for each, a number is not positive, or no window fits.
-    pub fn result_sizes(&self, x: &[usize], w: &[usize]) -> Option<Vec<usize>> {
-        let lengths = [self.stride.len(), self.before.len(), self.after.len()];
-        let more = [self.dilation.len(), self.spread.len(), w.len()];
-        if lengths.iter().chain(&more).any(|length| *length != x.len()) {
-            return None;
-        }
-        let size = |at: usize| {
-            let [spread, dilation, stride] =
-                [self.spread[at], self.dilation[at], self.stride[at]].map(i64::try_from);
-            let (spread, dilation, stride) = (spread.ok()?, dilation.ok()?, stride.ok()?);
-            let span = |size: usize, step: i64| {
-                i64::try_from(size.checked_sub(1)?).ok()?.checked_mul(step)?.checked_add(1)
-            };
-            let padded = span(x[at], spread)?.checked_add(self.before[at])?;
-            let left = padded.checked_add(self.after[at])?.checked_sub(span(w[at], dilation)?)?;
-            let fits = spread > 0 && dilation > 0 && stride > 0 && left >= 0;
-            fits.then(|| (left / stride) as usize + 1)
-        };
-        (0..x.len()).map(size).collect()
-    }
-}
-
 /// Windows of a dim: window `i` holds the elements `i * stride + j * dilation` for `j < size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Windows {
@@ -470,13 +431,15 @@ pub enum Op {
     /// `conv stride=[2, 2] before=[1, 1] after=[1, 1] dilation=[1, 1] spread=[1, 1] x w` — for each
     /// sample and kernel, the sum of the products of the kernel with each window of `x`:
     /// `x[N, g*C, …]`, `w[g*O, C, …]` yield `[N, g*O, …]`. Channels fall into `g` groups; the
-    /// kernels of a group see its channels only.
+    /// kernels of a group see its channels only. `x=[0, 2, 3, 1]` says that the dims of `x` lie in
+    /// another order, as [`Op::Transpose`] would lay them; so do `w=` and `y=`, of the result.
     ///
     /// - (C1) `x` and `w` have the same floating-point element type and number of dims, two or more
     /// - (C2) the channels of `x` are a multiple `g` of those of `w`, and `g` divides the kernels
     /// - (C3) spatial sizes are fixed
     /// - (C4) each list has one entry for every spatial dim; stride, dilation and spread are
     ///   positive, and one window fits
+    /// - (C5) the dims of `x`, `w` and the result are named once each
     ///
     /// Accumulates in f32 (f64 for f64). Cost: 2 flops per element of the result and of a kernel.
     Conv(Convolution),

@@ -170,6 +170,7 @@ impl RequestFlags {
         if let Some(lora) = &self.lora {
             adapt(&mut model, lora)?;
         }
+        crate::lay_out(&mut model, cluster.target());
         let ranks = self.place.ranks(&cluster);
         let question = PlanRequest {
             cluster,

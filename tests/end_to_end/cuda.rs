@@ -2,6 +2,7 @@
 //! each launch is executed by the shim equal those of the CPU.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use runtime::init::Init;
 use runtime::load::collect_weights;
 use runtime::trace::Tracing;
 
-use crate::model::{Wanted, mixtral, plan, prepared_as};
+use crate::model::{Wanted, mixtral, plan, prepared_as, prepared_for};
 use crate::scratch::Scratch;
 use crate::shim::{Library, compiler};
 
@@ -304,10 +305,10 @@ impl Trained {
         (precision, arch): (Precision, Option<Arch>),
     ) -> Trained {
         let wanted = wanted(mesh.0, mesh.1);
-        let (model, module) = prepared_as(description, seq, &precision);
+        let target = arch.map(Target::Cuda);
+        let (model, module) = prepared_for(target, description, seq, &precision);
         let planned = plan(&module, seq, precision.compute, wanted).expect("the mesh fits");
-        let target = arch.map_or(planned.target, |arch| Some(Target::Cuda(arch)));
-        let plan = ir::Plan { precision, target, ..planned };
+        let plan = ir::Plan { precision, target: target.or(planned.target), ..planned };
         let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it compiles");
         let ids = Ids::of(&module, "loss");
         let samples = plan.global_batch_size();
@@ -366,8 +367,13 @@ fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize
 
 /// Runs a step in narrow types by text for an architecture: its gradients are not further from
 /// those of F32 than twice the CPU's, and a little of them.
-fn check_narrow(name: &str, description: &Description, mesh: (usize, usize), dtype: DType) {
-    let seq = 32;
+fn check_narrow(
+    name: &str,
+    description: &Description,
+    mesh: (usize, usize),
+    seq: usize,
+    dtype: DType,
+) {
     let narrow = (Precision::training(dtype), Some(Arch::Sm80));
     let narrow = Trained::new(description, mesh, seq, narrow);
     assert!(narrow.has_workspaces(), "{name}");
@@ -399,11 +405,33 @@ fn whole_steps_in_narrow_types_are_as_near_as_those_of_the_cpu() {
         return;
     }
     let mini = preset("gpt2-mini").expect("a preset");
-    check_narrow("gpt2-bf16", &mini, (1, 1), DType::BF16);
-    check_narrow("llama-f16", &llama(), (1, 1), DType::F16);
-    check_narrow("llama-bf16-2-2", &llama(), (2, 2), DType::BF16);
+    check_narrow("gpt2-bf16", &mini, (1, 1), 32, DType::BF16);
+    check_narrow("llama-f16", &llama(), (1, 1), 32, DType::F16);
+    check_narrow("llama-bf16-2-2", &llama(), (2, 2), 32, DType::BF16);
     // A token passes all experts: of fewer, rounding may choose others.
-    check_narrow("mixtral-bf16", &mixtral(3, 3), (1, 1), DType::BF16);
+    check_narrow("mixtral-bf16", &mixtral(3, 3), (1, 1), 32, DType::BF16);
+}
+
+/// Images between convolutions have channels last, so that all but the first one's are copied by
+/// vectors, and their results stored by vectors, in both passes; what they compute is the same.
+#[test]
+fn images_on_gpus_have_channels_last() {
+    let scratch = Scratch::new("gpus-images");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/end_to_end/residual.graph");
+    scratch.answer(&format!("compile {path} --ranks 1 --dtype bf16 --arch sm_80 -o a.gtl"));
+    let page = without_nvrtc(&scratch, "inspect a.gtl --kernels");
+    let of_images: Vec<&str> = page.lines().filter(|line| line.contains(" of an image")).collect();
+    let by_vectors = of_images
+        .iter()
+        .filter(|line| line.contains("major by 8 of an image") && !line.contains("stored by 1"));
+    // Of an image of three channels, elements are copied, forward and for the gradient of kernels.
+    let (found, all) = (by_vectors.count(), of_images.len());
+    assert!(all >= 5 && found == all - 2, "{found} of {all}: {of_images:#?}");
+    if compiler().is_some() {
+        let description = ir::import::resolve(Path::new(path)).expect("it is read").description;
+        check_narrow("residual-bf16", &description, (1, 1), 192, DType::BF16);
+        check_narrow("residual-f16-2", &description, (1, 2), 192, DType::F16);
+    }
 }
 
 /// Layers that blocks of codes fill, on two ranks too.

@@ -11,7 +11,7 @@ use ir::ids::Ids;
 use ir::import::{self, Description, Model, read_config};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::precision::Precision;
-use ir::{DType, Mesh, Module, Plan};
+use ir::{DType, Mesh, Module, Plan, Target};
 use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
 use runtime::execute::{Classes, Options, Part, Session};
@@ -58,9 +58,20 @@ pub(crate) fn prepared_as(
     seq: usize,
     precision: &Precision,
 ) -> (Model, Module) {
+    prepared_for(None, description, seq, precision)
+}
+
+/// The same, laid out for a target.
+pub(crate) fn prepared_for(
+    target: Option<Target>,
+    description: &Description,
+    seq: usize,
+    precision: &Precision,
+) -> (Model, Module) {
     let options =
         import::Options { seq, dtype: precision.accumulate, dropout: Some(0.0), documents: false };
-    let model = import::import(description, &options).expect("the model is imported");
+    let mut model = import::import(description, &options).expect("the model is imported");
+    gantline::lay_out(&mut model, target);
     let module = prepare_training_as(model.module.clone(), "loss", precision);
     (model, module.expect("the module is prepared"))
 }

@@ -83,6 +83,7 @@ fn convolution([m, n]: [usize; 2]) -> Convolution {
         after: vec![pad(n), pad(m)],
         dilation: vec![1, 1],
         spread: vec![1, 1],
+        orders: Default::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ir::convolution::DimOrder;
 use ir::op::{Convolution, Operands, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
@@ -145,15 +146,18 @@ impl Lower<'_> {
         let [x, w] = node.operands[..] else {
             return Err("a convolution has two operands".into());
         };
-        let (image, kernel) = (self.sizes(x)?, self.sizes(w)?);
-        let result = self.sizes(node.result())?;
-        let points = |of: &[usize]| of[2..].iter().product::<usize>();
-        let (p, k, y) = (points(&image), points(&kernel), points(&result));
+        let [in_x, in_w, in_y] = &c.orders;
+        // Sizes and strides of dims in the usual order, however they lie.
+        let lie = |order: &DimOrder, sizes: Vec<usize>| {
+            (order.usual(&sizes), order.usual(&row_major(&sizes)))
+        };
+        let (image, of_x) = lie(in_x, self.sizes(x)?);
+        let (kernel, of_k) = lie(in_w, self.sizes(w)?);
+        let (result, of_y) = lie(in_y, self.sizes(node.result())?);
         let groups = image[1].checked_div(kernel[1]).unwrap_or(1);
         let (depth, outputs) = (kernel[1], kernel[0].checked_div(groups).unwrap_or(0));
-        let (of_x, of_k, of_y) = (row_major(&image), row_major(&kernel), row_major(&result));
-        let mut n = vec![LoopBC { size: image[0], b: image[1] * p, c: result[1] * y }];
-        let mut sums = vec![LoopAB { size: depth, a: k, b: p }];
+        let mut n = vec![LoopBC { size: image[0], b: of_x[0], c: of_y[0] }];
+        let mut sums = vec![LoopAB { size: depth, a: of_k[1], b: of_x[1] }];
         let mut borders = Vec::new();
         for at in 2..image.len() {
             let border = Border {
@@ -173,10 +177,15 @@ impl Lower<'_> {
             sums.push(LoopAB { size: kernel[at], a: of_k[at], b: 0 });
             borders.extend(is_window.then_some(border));
         }
-        let group = LoopABC { size: groups, a: outputs * depth * k, b: depth * p, c: outputs * y };
+        let group = LoopABC {
+            size: groups,
+            a: outputs * of_k[0],
+            b: depth * of_x[1],
+            c: outputs * of_y[1],
+        };
         let product = Product {
             batch: if groups > 1 { vec![group] } else { Vec::new() },
-            m: vec![LoopAC { size: outputs, a: depth * k, c: y }],
+            m: vec![LoopAC { size: outputs, a: of_k[0], c: of_y[1] }],
             n,
             k: sums,
             accumulate: false,

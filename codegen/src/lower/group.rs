@@ -162,10 +162,14 @@ impl Programs<'_> {
     fn matrix(&self, product: usize) -> Option<Domain> {
         let node = &self.function.nodes[product];
         let sizes = self.function.ty(node.result()).sizes()?;
-        if let Op::Conv(_) = node.op {
+        if let Op::Conv(c) = &node.op {
             // A row for each channel, of one sample and one group.
-            let [image, kernels] = [0, 1].map(|at| self.function.ty(node.operands[at]));
-            let is_matrix = sizes.first() == Some(&1) && image.dims[1] == kernels.dims[1];
+            let channels = |at: usize| {
+                let ty = self.function.ty(node.operands[at]);
+                c.orders[at].usual(&ty.dims).get(1).cloned()
+            };
+            let is_usual = c.orders[2].named().is_none();
+            let is_matrix = is_usual && sizes.first() == Some(&1) && channels(0) == channels(1);
             return is_matrix.then_some(Domain { sizes, split: 2 });
         }
         let (Op::Contract(einsum) | Op::ScaledContract { einsum, .. }) = &node.op else {

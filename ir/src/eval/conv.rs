@@ -1,12 +1,25 @@
 //! Convolutions: every product of every window, added in f64.
 
-use crate::op::Convolution;
+use super::view::transpose;
+use crate::convolution::{Convolution, DimOrder};
 use crate::tensor::{Tensor, strides};
 
 /// The places of one pair of elements that are multiplied, within a channel of `x` and of `w`.
 type Tap = (usize, usize);
 
 pub(super) fn conv(c: &Convolution, x: &Tensor, w: &Tensor) -> Tensor {
+    let [of_x, of_w, of_y] = &c.orders;
+    // The dims of a tensor that lies in an order, as it would be transposed from and to the usual.
+    let places = |order: &DimOrder| (0..x.dims.len()).map(|dim| order.place(dim)).collect();
+    let dims: Vec<usize> = (0..x.dims.len()).collect();
+    let [x, w] = [(of_x, x), (of_w, w)].map(|(order, of)| {
+        let perm: Vec<usize> = places(order);
+        transpose(&perm, of)
+    });
+    transpose(&of_y.lying(&dims), &in_usual_order(c, &x, &w))
+}
+
+fn in_usual_order(c: &Convolution, x: &Tensor, w: &Tensor) -> Tensor {
     let spatial = c.result_sizes(&x.dims[2..], &w.dims[2..]).unwrap_or_default();
     let dims = [&[x.dims[0], w.dims[0]], spatial.as_slice()].concat();
     let taps = taps(c, &spatial, &x.dims[2..], &w.dims[2..]);

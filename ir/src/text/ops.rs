@@ -1,6 +1,7 @@
 //! Ops from the words of a line.
 
 use super::attrs::{Attr, Attrs};
+use crate::convolution::DimOrder;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::op::{
@@ -159,12 +160,22 @@ fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
     let steps = |key: &str| -> Option<Vec<usize>> {
         list(key, 1)?.into_iter().map(|n| usize::try_from(n).ok()).collect()
     };
+    let order = |key: &str| match attrs.named.contains_key(key) {
+        true => {
+            let dims =
+                attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<_>>>()?;
+            let dims = dims.into_iter().map(|dim| usize::try_from(dim).ok());
+            Some(DimOrder::new(ndim, dims.collect::<Option<_>>()?))
+        }
+        false => Some(DimOrder::default()),
+    };
     Some(Convolution {
         stride: steps("stride")?,
         before: list("before", 0)?,
         after: list("after", 0)?,
         dilation: steps("dilation")?,
         spread: steps("spread")?,
+        orders: [order("x")?, order("w")?, order("y")?],
     })
 }
 

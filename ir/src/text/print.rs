@@ -80,9 +80,13 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 
 impl fmt::Display for Convolution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Convolution { stride, before, after, dilation, spread } = self;
+        let Convolution { stride, before, after, dilation, spread, orders } = self;
         write!(f, " stride={} before={} after={}", list(stride), list(before), list(after))?;
-        write!(f, " dilation={} spread={}", list(dilation), list(spread))
+        write!(f, " dilation={} spread={}", list(dilation), list(spread))?;
+        let named = ["x", "w", "y"].into_iter().zip(orders);
+        named
+            .filter_map(|(name, order)| Some((name, order.named()?)))
+            .try_for_each(|(name, order)| write!(f, " {name}={}", list(order)))
     }
 }
 

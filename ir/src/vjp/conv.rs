@@ -6,13 +6,14 @@
 
 use super::{Cotangents, Site};
 use crate::build::Builder;
+use crate::convolution::{Convolution, DimOrder};
 use crate::dim::Dim;
 use crate::module::ValueId;
-use crate::op::{Convolution, Op};
+use crate::op::Op;
 
-/// Fixed sizes of the spatial dims.
-fn spatial(b: &Builder, value: ValueId) -> Vec<i64> {
-    b.ty(value).dims[2..].iter().filter_map(Dim::as_constant).collect()
+/// Fixed sizes of the spatial dims of a value that lies in an order.
+fn spatial(b: &Builder, order: &DimOrder, value: ValueId) -> Vec<i64> {
+    order.usual(&b.ty(value).dims)[2..].iter().filter_map(Dim::as_constant).collect()
 }
 
 pub(super) fn conv(b: &mut Builder, s: &Site, c: &Convolution) -> Cotangents {
@@ -23,11 +24,17 @@ pub(super) fn conv(b: &mut Builder, s: &Site, c: &Convolution) -> Cotangents {
 fn of_x(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
     let (x, w, name) = (s.operand(0), s.operand(1), s.names[0].as_str());
     let named = |part: &str| format!("{name}.{part}");
-    let groups = groups(b, s);
-    let kernel = swapped(b, &named("kernel"), w, groups, 0);
-    let over = (2..b.ty(w).ndim()).collect();
+    let ([in_x, in_w, in_y], ndim) = (&c.orders, b.ty(w).ndim());
+    let (kernel, order) = match groups(b, s, c) {
+        1 => (w, in_w.exchanged(ndim)),
+        groups => {
+            let usual = usual(b, &named("usual"), w, in_w);
+            (swapped(b, &named("kernel"), usual, groups, 0), DimOrder::default())
+        }
+    };
+    let over = (0..ndim).filter(|place| order.dim(*place) > 1).collect();
     let turned = b.push(&named("turned"), Op::Reverse { dims: over }, &[kernel]);
-    let (xs, ks, ys) = (spatial(b, x), spatial(b, w), spatial(b, s.d));
+    let [xs, ks, ys] = [(in_x, x), (in_w, w), (in_y, s.d)].map(|(of, value)| spatial(b, of, value));
     let of = |f: &dyn Fn(usize) -> i64| -> Vec<i64> { (0..xs.len()).map(f).collect() };
     let [stride, dilation, spread] = numbers(c);
     let before = of(&|at| (ks[at] - 1) * dilation[at] - c.before[at]);
@@ -38,20 +45,28 @@ fn of_x(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
         after,
         dilation: c.dilation.clone(),
         spread: c.stride.clone(),
+        orders: [in_y.clone(), order, in_x.clone()],
     };
     b.push(name, Op::Conv(back), &[s.d, turned])
 }
 
-/// `x[N, gC, X]` as `[C, gN, X]` with kernels `d` as `[gO, N, Y]`.
+/// `x[N, gC, X]` as `[C, gN, X]` with kernels `d` as `[gO, N, Y]` yields `[C, gO, K]`.
 fn of_w(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
     let (x, w, name) = (s.operand(0), s.operand(1), s.names[1].as_str());
     let named = |part: &str| format!("{name}.{part}");
-    let groups = groups(b, s);
-    let images = swapped(b, &named("images"), x, groups, 1);
-    let mut perm: Vec<usize> = (0..b.ty(s.d).ndim()).collect();
-    perm.swap(0, 1);
-    let kernel = b.push(&named("kernel"), Op::Transpose { perm: perm.clone() }, &[s.d]);
-    let (xs, ks, ys) = (spatial(b, x), spatial(b, w), spatial(b, s.d));
+    let ([in_x, in_w, in_y], ndim) = (&c.orders, b.ty(w).ndim());
+    let of_result = in_w.exchanged(ndim);
+    let (images, order, of_result, then) = match groups(b, s, c) {
+        1 => (x, in_x.exchanged(ndim), of_result, None),
+        groups => {
+            let usual = usual(b, &named("usual"), x, in_x);
+            let images = swapped(b, &named("images"), usual, groups, 1);
+            // Pieces of groups whose samples are not counted yet are cut from the whole.
+            let perm = of_result.lying(&(0..ndim).collect::<Vec<usize>>());
+            (images, DimOrder::default(), DimOrder::default(), Some(Op::Transpose { perm }))
+        }
+    };
+    let [xs, ks, ys] = [(in_x, x), (in_w, w), (in_y, s.d)].map(|(of, value)| spatial(b, of, value));
     let [stride, dilation, spread] = numbers(c);
     let after = |at: usize| {
         let windows = (ks[at] - 1) * dilation[at] + (ys[at] - 1) * stride[at];
@@ -63,18 +78,26 @@ fn of_w(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
         after: (0..xs.len()).map(after).collect(),
         dilation: c.stride.clone(),
         spread: c.spread.clone(),
+        orders: [order, in_y.exchanged(ndim), of_result],
     };
-    let turned = b.push(&named("turned"), Op::Conv(back), &[images, kernel]);
-    b.push(name, Op::Transpose { perm }, &[turned])
+    let Some(then) = then else { return b.push(name, Op::Conv(back), &[images, s.d]) };
+    let turned = b.push(&named("turned"), Op::Conv(back), &[images, s.d]);
+    b.push(name, then, &[turned])
 }
 
 fn numbers(c: &Convolution) -> [Vec<i64>; 3] {
     [&c.stride, &c.dilation, &c.spread].map(|of| of.iter().map(|n| *n as i64).collect())
 }
 
-fn groups(b: &Builder, s: &Site) -> i64 {
-    let channels = |value: ValueId| &b.ty(value).dims[1];
-    channels(s.operand(0)).ratio(channels(s.operand(1))).unwrap_or(1)
+fn groups(b: &Builder, s: &Site, c: &Convolution) -> i64 {
+    let channels = |at: usize| &b.ty(s.operand(at)).dims[c.orders[at].place(1)];
+    channels(0).ratio(channels(1)).unwrap_or(1)
+}
+
+/// A value whose dims lie in the usual order.
+fn usual(b: &mut Builder, name: &str, value: ValueId, order: &DimOrder) -> ValueId {
+    let perm: Vec<usize> = (0..b.ty(value).ndim()).map(|dim| order.place(dim)).collect();
+    if perm.is_sorted() { value } else { b.push(name, Op::Transpose { perm }, &[value]) }
 }
 
 /// Dims 0 and 1 change places within each group; dim `at` counts the groups.

@@ -7,7 +7,7 @@ use gantline_ir::random::DrawBits;
 use gantline_ir::{DType, Dim, Kind, Module, Op, Tensor, TensorType, ValueId};
 
 use crate::draws::Draws;
-use crate::ops::kinds;
+use crate::ops::{kinds, order};
 
 /// What `B` is when a generated module is evaluated.
 pub(crate) const BATCH: usize = 3;
@@ -147,7 +147,9 @@ fn node(
             let steps = |r: &mut Draws| (0..spatial).map(|_| 1 + r.below(2)).collect::<Vec<_>>();
             let padding = |r: &mut Draws| (0..spatial).map(|_| r.below(3) as i64).collect();
             let (stride, dilation, spread) = (steps(r), steps(r), steps(r));
-            let c = Convolution { stride, before: padding(r), after: padding(r), dilation, spread };
+            let (before, after) = (padding(r), padding(r));
+            let orders = [0; 3].map(|_| order(ty.ndim(), r));
+            let c = Convolution { stride, before, after, dilation, spread, orders };
             (Op::Conv(c), vec![x, y])
         }
         Op::Reduce { .. } => {

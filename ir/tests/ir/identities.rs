@@ -1,11 +1,13 @@
 //! Ops against other ops that compute the same.
 
+use gantline_ir::convolution::DimOrder;
 use gantline_ir::dim::Bindings;
 use gantline_ir::eval::eval_op;
 use gantline_ir::op::{Binary, Combiner, Comparison, Convolution, Einsum, Windows};
 use gantline_ir::{DType, Dim, Op, Tensor};
 
 use crate::draws::{Draws, seeds};
+use crate::ops::order;
 
 /// The largest difference: sums are added in another order.
 const TOLERANCE: f64 = 1e-12;
@@ -35,6 +37,7 @@ fn a_convolution_is_a_product_of_windows() {
             after: vec![pads[2] as i64, pads[3] as i64],
             dilation: dilation.clone(),
             spread: vec![1, 1],
+            orders: Default::default(),
         };
         if c.result_sizes(&image, &kernel).is_none() {
             continue;
@@ -56,6 +59,35 @@ fn a_convolution_is_a_product_of_windows() {
         assert_same(&found, &wanted, &format!("SEED={seed}"));
     }
     assert!(tried >= 20 || std::env::var("SEED").is_ok(), "only {tried} were possible");
+}
+
+/// Arrays whose dims lie in another order are those that lie in the usual one, transposed.
+#[test]
+fn a_convolution_reads_and_writes_dims_in_any_order() {
+    let mut named = 0;
+    for seed in seeds(40) {
+        let mut r = Draws::new(seed);
+        let orders = [0; 3].map(|_| order(4, &mut r));
+        named += usize::from(orders.iter().any(|order| order.named().is_some()));
+        let usual = Convolution {
+            stride: vec![1, 2],
+            before: vec![1, 0],
+            after: vec![0, 1],
+            dilation: vec![1, 2],
+            spread: vec![2, 1],
+            orders: Default::default(),
+        };
+        let groups = 1 + r.below(2);
+        let (x, w) = (r.signed(&[2, 2 * groups, 4, 5]), r.signed(&[3 * groups, 2, 3, 2]));
+        let dims: Vec<usize> = (0..4).collect();
+        let lie =
+            |order: &DimOrder, of: &Tensor| eval(Op::Transpose { perm: order.lying(&dims) }, &[of]);
+        let wanted = lie(&orders[2], &eval(Op::Conv(usual.clone()), &[&x, &w]));
+        let (x, w) = (lie(&orders[0], &x), lie(&orders[1], &w));
+        let found = eval(Op::Conv(Convolution { orders, ..usual }), &[&x, &w]);
+        assert_same(&found, &wanted, &format!("SEED={seed}"));
+    }
+    assert!(named > 20 || std::env::var("SEED").is_ok(), "{named}");
 }
 
 /// A running sum is a product with a triangle of ones.

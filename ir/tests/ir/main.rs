@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
 mod artefacts;
+mod channels;
 mod composites;
 mod constraints;
 mod draws;

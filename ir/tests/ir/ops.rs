@@ -1,5 +1,6 @@
 //! A case for every op: [`next`] and [`cases`] do not compile while an op has none.
 
+use gantline_ir::convolution::DimOrder;
 use gantline_ir::op::{
     Binary, Collective, Combiner, Comparison, Convolution, Einsum, Unary, Windows,
 };
@@ -27,6 +28,7 @@ pub(crate) fn plain_conv() -> Convolution {
         after: vec![0],
         dilation: vec![1],
         spread: vec![1],
+        orders: Default::default(),
     }
 }
 
@@ -266,15 +268,27 @@ fn conv(spatial: usize, r: &mut Draws) -> Case {
         let (stride, dilation, spread) = (steps(3), steps(2), steps(2));
         let (kernel, image) = (steps(3), steps(5));
         let mut padding = || (0..spatial).map(|_| r.below(4) as i64 - 1).collect::<Vec<_>>();
-        let c = Convolution { stride, before: padding(), after: padding(), dilation, spread };
+        let (before, after) = (padding(), padding());
+        let orders = [0; 3].map(|_| order(spatial + 2, r));
+        let c = Convolution { stride, before, after, dilation, spread, orders };
         if c.result_sizes(&image, &kernel).is_none() {
             continue;
         }
         let [groups, inputs, outputs] = [1 + r.below(3), 1 + r.below(2), 1 + r.below(2)];
         let x = [&[1 + r.below(3), groups * inputs], image.as_slice()].concat();
         let w = [&[groups * outputs, inputs], kernel.as_slice()].concat();
+        let (x, w) = (c.orders[0].lying(&x), c.orders[1].lying(&w));
         return case(Op::Conv(c), [r.signed(&x), r.signed(&w)]);
     }
+}
+
+/// Dims in the usual order, or in any.
+pub(crate) fn order(ndim: usize, r: &mut Draws) -> DimOrder {
+    let mut dims: Vec<usize> = (0..ndim).collect();
+    if r.coin() {
+        (1..ndim).rev().for_each(|at| dims.swap(at, r.below(at + 1)));
+    }
+    DimOrder::new(ndim, dims)
 }
 
 fn reduce(combiner: Combiner, dims: &[usize], r: &mut Draws) -> Case {

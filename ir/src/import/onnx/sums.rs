@@ -157,7 +157,14 @@ pub(super) fn conv(s: &mut Site) -> Translated {
         return Err(format!("{groups} groups of dims {image:?} and {kernel:?}"));
     }
     let spread = vec![1; stride.len()];
-    let op = Op::Conv(Convolution { stride, before, after, dilation, spread });
+    let op = Op::Conv(Convolution {
+        stride,
+        before,
+        after,
+        dilation,
+        spread,
+        orders: Default::default(),
+    });
     let y = s.push(op, &[x, w])?;
     Ok(vec![add_bias(s, y, 2)?])
 }
@@ -193,6 +200,7 @@ pub(super) fn conv_transpose(s: &mut Site) -> Translated {
         after: (0..spatial).map(|at| span(at) - g.after[at] + more[at]).collect(),
         dilation: g.dilation.clone(),
         spread: g.stride.clone(),
+        orders: Default::default(),
     });
     let y = s.push(op, &[x, w])?;
     Ok(vec![add_bias(s, y, 2)?])
