@@ -31,6 +31,7 @@
 //! | `E1107` | a feature of a supported kind that is not supported | 4 |
 //! | `E1108` | an option that does not fit the model | 2 |
 //! | `W1109` | a field of a config that nobody reads | |
+//! | `W1110` | weights that are stored in a form that is not read | |
 //!
 //! A `.graph` text may also have what the chapter of this crate lists for texts.
 
@@ -75,6 +76,8 @@ pub struct Description {
     pub architecture: Architecture,
     /// The element type of the stored weights, where the description says it.
     pub stored: Option<DType>,
+    /// Where stored matrices are codes with scales, the rows and columns of a block with one scale.
+    pub scaled: Option<[usize; 2]>,
     /// What is not wrong and should be seen, such as fields that nobody reads.
     pub warnings: Vec<Diagnostic>,
 }
@@ -190,6 +193,9 @@ pub struct Source {
     pub dims: Vec<usize>,
     /// How many tensors there are.
     pub count: usize,
+    /// Where tensors may be codes of F8E4M3, the rows and columns of a block with one scale. The
+    /// scales are a tensor of their own, under [`Source::scales_of`].
+    pub scaled: Option<[usize; 2]>,
     /// The element of the tensor that is the weight's first.
     start: usize,
     /// Sizes and strides, outermost first: in row-major order of these axes the elements of the
@@ -201,7 +207,7 @@ impl Source {
     /// A whole tensor.
     pub fn whole(names: Vec<String>, dims: Vec<usize>) -> Source {
         let axes = vec![(dims.iter().product(), 1)];
-        Source { names, dims, count: 1, start: 0, axes }
+        Source { names, dims, count: 1, scaled: None, start: 0, axes }
     }
 
     /// A view of a tensor: its first element, and sizes and strides, outermost first.
@@ -221,7 +227,7 @@ impl Source {
         if merged.is_empty() {
             merged.push((1, 1));
         }
-        Source { names, dims, count: 1, start, axes: merged }
+        Source { names, dims, count: 1, scaled: None, start, axes: merged }
     }
 
     /// The tensor's element that is the weight's first, and for each dim of the weight the sizes
@@ -268,6 +274,11 @@ impl Source {
             1 => Cow::Borrowed(name.as_str()),
             _ => Cow::Owned(name.replace("{}", &number.to_string())),
         })
+    }
+
+    /// The name of the scales of a tensor, as DeepSeek-V3 and transformers have it.
+    pub fn scales_of(tensor: &str) -> String {
+        format!("{tensor}_scale_inv")
     }
 
     /// The elements of one tensor.
@@ -381,7 +392,8 @@ fn model(
     mut module: Module,
     entries: Vec<String>,
 ) -> Model {
-    let weights = family.weights().all();
+    let mut weights = family.weights().all();
+    weights.iter_mut().for_each(|weight| weight.source.scaled = description.scaled);
     let frozen: BTreeSet<&str> =
         weights.iter().filter(|weight| weight.frozen).map(|weight| weight.name.as_str()).collect();
     if !frozen.is_empty() {

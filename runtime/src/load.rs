@@ -5,6 +5,8 @@
 //! again. A file whose tensors are not exactly those of the model is refused: what is left out or
 //! left over would change what the model computes without anybody noticing.
 
+mod scales;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,10 +16,11 @@ use ir::import::{Source, Weight, is_buffer, nearest};
 use ir::{DType, Diagnostic, Span};
 
 use crate::block;
-use crate::convert::convert;
+use crate::convert::{Stored, convert};
 use crate::error::{Error, Failure};
 use crate::execute::{Part, Session, Values};
 use crate::weights::{self, NewTensor, Tensor, Weights};
+use scales::{Scales, is_code};
 
 /// The tensor of a head that some configs tie to the table of tokens.
 const HEAD: &str = "lm_head.weight";
@@ -56,7 +59,13 @@ pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for weight in model {
         let numbers = 0..weight.source.count;
-        known.extend(numbers.clone().flat_map(|number| weight.source.names_of(number)));
+        let names = numbers.clone().flat_map(|number| weight.source.names_of(number));
+        for name in names {
+            if weight.source.scaled.is_some() && is_code(files.get(&name)) {
+                known.insert(Source::scales_of(&name).into());
+            }
+            known.insert(name);
+        }
         if seen.insert(weight.source.name()) {
             for number in numbers {
                 if wrong.len() >= REPORTS_MAX {
@@ -65,6 +74,7 @@ pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
                 let found = find(weight, number, files);
                 let agrees = found.and_then(|tensor| agree(weight, (number, tensor), files));
                 wrong.extend(agrees.err());
+                wrong.extend(scales::of(weight, number, files).err());
             }
         }
     }
@@ -103,7 +113,11 @@ pub fn read_weight(
     let tensors: Vec<&Tensor> = tensors.collect::<Result<_, _>>()?;
     let stored = tensors[0].stored;
     let whole = block == block::whole(&weight.dims);
-    if whole && source.is_whole() {
+    let scales: Vec<Option<Scales>> = (0..source.count)
+        .map(|number| scales::of(weight, number, files))
+        .collect::<Result<_, _>>()?;
+    let scales: Option<Vec<Scales>> = scales.into_iter().collect();
+    if whole && source.is_whole() && scales.is_none() {
         return Ok(convert(stored, files.bytes(tensors[0]), dtype));
     }
     if let Some(number) = tensors.iter().position(|tensor| tensor.stored != stored) {
@@ -116,9 +130,14 @@ pub fn read_weight(
         source.each_run(start, len, |from, len| {
             let (tensor, from) =
                 if source.count == 1 { (0, from) } else { (from / each, from % each) };
-            out.extend_from_slice(&bytes[tensor][from * size..(from + len) * size]);
+            let codes = &bytes[tensor][from * size..(from + len) * size];
+            match &scales {
+                None => out.extend_from_slice(codes),
+                Some(scales) => scales[tensor].decode(codes, from, &mut out),
+            }
         });
     });
+    let stored = if scales.is_some() { Stored::DType(DType::F32) } else { stored };
     Ok(convert(stored, &out, dtype))
 }
 

@@ -43,19 +43,15 @@ pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, 
     let Some(family) = family(model_type) else {
         let architecture = Architecture::Sized(Sizes::read(model_type, &mut fields));
         let warnings = fields.finish()?;
-        return Ok(Description { name: name.to_owned(), architecture, stored: None, warnings });
+        let name = name.to_owned();
+        return Ok(Description { name, architecture, stored: None, scaled: None, warnings });
     };
     refuse_other_heads(&mut fields, &family.classes);
     let stored = stored_dtype(&mut fields);
-    if fields.given("quantization_config") {
-        let headline = "quantised weights are not supported yet";
-        let wrong = fields.wrong("E1107", "quantization_config", headline);
-        let help = "to plan it, leave `quantization_config` out of a copy of the config";
-        fields.report(wrong.help(help));
-    }
+    let scaled = scaled_blocks(&mut fields);
     let architecture = Architecture::Family(Box::new(read_family(&mut fields, family)));
     let warnings = fields.finish()?;
-    Ok(Description { name: name.to_owned(), architecture, stored, warnings })
+    Ok(Description { name: name.to_owned(), architecture, stored, scaled, warnings })
 }
 
 /// The family, by `model_type` or, where there is none, by `architectures`.
@@ -136,6 +132,30 @@ fn refuse_other_heads(fields: &mut Fields<'_>, classes: &[&str]) {
     let headline = format!("the class `{}` is not supported", heads[0]);
     let wrong = fields.wrong("E1107", "architectures", headline);
     fields.report(wrong.help(format!("supported are {}", list(classes))));
+}
+
+/// The rows and columns of the blocks of stored weights that have one scale each, as in the
+/// checkpoints of DeepSeek-V3. Of other forms the weights are not read, and a warning says so.
+fn scaled_blocks(fields: &mut Fields<'_>) -> Option<[usize; 2]> {
+    const KEY: &str = "quantization_config";
+    let stored = fields.object(KEY)?;
+    let method = stored.get("quant_method").and_then(Value::as_str).unwrap_or("an unnamed method");
+    let sizes = stored.get("weight_block_size").and_then(Value::as_array);
+    let sizes: Option<Vec<usize>> = sizes.and_then(|sizes| {
+        let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|size| *size > 0);
+        sizes.iter().map(size).collect()
+    });
+    if let ("fp8", Some([rows, columns])) = (method, sizes.as_deref()) {
+        return Some([*rows, *columns]);
+    }
+    let headline = format!("weights that are stored by `{method}` are not read");
+    let warning = fields.warning("W1110", KEY, headline);
+    fields.warn(
+        warning
+            .note("read are those of `fp8` with a `weight_block_size` of rows and columns")
+            .help("plans are of weights in other types; to load some, store them in bf16"),
+    );
+    None
 }
 
 /// The element type of the stored weights: `dtype` wins over the older `torch_dtype`.

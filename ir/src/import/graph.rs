@@ -36,7 +36,7 @@ pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, V
         return Err(wrong);
     }
     let architecture = Architecture::Graph(Box::new(module));
-    Ok(Description { name: name.to_owned(), architecture, stored: None, warnings })
+    Ok(Description { name: name.to_owned(), architecture, stored: None, scaled: None, warnings })
 }
 
 /// Functions under names that training gives to others, which would be taken for those.

@@ -18,7 +18,7 @@ pub fn preset(name: &str) -> Option<Description> {
     fields.finish().ok()?;
     let architecture = Architecture::Family(Box::new(model));
     let (name, stored) = (name.to_owned(), Some(preset.dtype));
-    Some(Description { name, architecture, stored, warnings: Vec::new() })
+    Some(Description { name, architecture, stored, scaled: None, warnings: Vec::new() })
 }
 
 #[cfg(test)]

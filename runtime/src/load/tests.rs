@@ -162,3 +162,108 @@ fn tensors_that_would_be_one_have_to_be_equal() {
     let dims = "; one is [2, 6], the other [12])";
     assert_eq!(check(numbers(12), &[12]), [format!("{headline}{dims}")]);
 }
+
+/// Tensors that are codes with scales, as `[(name, dims)]`, of blocks of two rows and three columns;
+/// others are numbers.
+fn coded(scratch: &Scratch, tensors: &[(&str, &[usize])]) -> Weights {
+    let named = tensors.iter().enumerate().map(|(at, (name, dims))| {
+        let count: usize = dims.iter().product();
+        let (dtype, bytes) = match name.ends_with("weight") {
+            true => (DType::F8E4M3, (0..count).map(|i| (i * 37 + at * 11) as u8 % 120).collect()),
+            false => (DType::F32, numbers(count)),
+        };
+        let values = Values { dtype, dims: dims.to_vec(), bytes };
+        Named { name: (*name).to_owned(), values }
+    });
+    let path = scratch.join("m.safetensors");
+    write_named(&path, &named.collect::<Vec<_>>()).unwrap();
+    Weights::open(&path).unwrap()
+}
+
+fn in_blocks(mut source: Source) -> Source {
+    source.scaled = Some([2, 3]);
+    source
+}
+
+/// Columns of a matrix of codes, and rows of several of them, are their codes times the scales of
+/// the blocks that they lie in.
+#[test]
+fn codes_are_read_with_the_scales_of_their_blocks() {
+    let scratch = Scratch::new("load-codes");
+    let tensors: [(&str, &[usize]); 7] = [
+        ("qkv.weight", &[5, 8]),
+        ("qkv.weight_scale_inv", &[3, 3]),
+        ("up.0.weight", &[3, 4]),
+        ("up.0.weight_scale_inv", &[2, 2]),
+        ("up.1.weight", &[3, 4]),
+        ("up.1.weight_scale_inv", &[2, 2]),
+        ("norm", &[4]),
+    ];
+    let files = coded(&scratch, &tensors);
+    let names = |name: &str| vec![name.to_owned()];
+    let scaled = |source: Source, dims: &[usize]| {
+        let source = in_blocks(source);
+        let (name, dims) = ("w".to_owned(), dims.to_vec());
+        Weight { name, dims, init: Init::Zeros, source, layer: None, frozen: false }
+    };
+    let mut several = Source::view(names("up.{}.weight"), vec![3, 4], 0, [(24, 1)]);
+    several.count = 2;
+    let all = vec![
+        scaled(Source::view(names("qkv.weight"), vec![5, 8], 2, [(5, 8), (4, 1)]), &[5, 4]),
+        // Two tensors below each other.
+        scaled(several, &[6, 4]),
+        scaled(Source::whole(names("norm"), vec![4]), &[4]),
+    ];
+    let number = |code: u8| ir::formats::decode(DType::F8E4M3, u16::from(code));
+    let scale = |row: usize, column: usize, columns: usize| (row / 2 * columns + column / 3) as f64;
+    let of_view = (0..20).map(|at| {
+        let (row, column) = (at / 4, at % 4 + 2);
+        number(((row * 8 + column) * 37) as u8 % 120) * scale(row, column, 3)
+    });
+    assert_eq!(read(&all[0], &files, &[0..5, 0..4]), of_view.collect::<Vec<_>>());
+    let blocks = [[0..5, 1..3], [2..4, 0..4], [4..5, 3..4]];
+    let whole = read(&all[0], &files, &[0..5, 0..4]);
+    for [rows, columns] in blocks {
+        let wanted = rows.clone().flat_map(|r| columns.clone().map(move |c| r * 4 + c));
+        let wanted: Vec<f64> = wanted.map(|at| whole[at]).collect();
+        assert_eq!(read(&all[0], &files, &[rows, columns]), wanted);
+    }
+    let of_several = (0..24).map(|at| {
+        let (tensor, row, column) = (at / 12, at / 4 % 3, at % 4);
+        let code = (row * 4 + column) * 37 + (2 + 2 * tensor) * 11;
+        number(code as u8 % 120) * scale(row, column, 2)
+    });
+    assert_eq!(read(&all[1], &files, &[0..6, 0..4]), of_several.collect::<Vec<_>>());
+    assert_eq!(read(&all[2], &files, &[0..4]), [0.0, 1.0, 2.0, 3.0]);
+    assert_eq!(check_weights(&all, &files), []);
+}
+
+/// Codes without their scales, or with those of other blocks, are no weights.
+#[test]
+fn codes_need_a_scale_for_each_block() {
+    let scratch = Scratch::new("load-scales");
+    let source = in_blocks(Source::whole(vec!["a.weight".into()], vec![4, 6]));
+    let all = [Weight {
+        name: "a".into(),
+        dims: vec![4, 6],
+        init: Init::Zeros,
+        source,
+        layer: None,
+        frozen: false,
+    }];
+    let codes: (&str, &[usize]) = ("a.weight", &[4, 6]);
+    let of = |scales: &[(&str, &[usize])]| {
+        let wrong = check_weights(&all, &coded(&scratch, &[&[codes], scales].concat()));
+        wrong.iter().map(|d| (d.code, d.headline.clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[("a.weight_scale_inv", &[2, 2])]), []);
+    let missing = "no tensor `a.weight_scale_inv` in the weights".to_owned();
+    assert_eq!(of(&[]), [("E4006", missing)]);
+    let other = "the scales of `a.weight` are [3, 2]".to_owned();
+    assert_eq!(of(&[("a.weight_scale_inv", &[3, 2])]), [("E4007", other)]);
+    // A model whose config does not speak of scales has no such tensor.
+    let mut plain = all.clone();
+    plain[0].source.scaled = None;
+    let files = coded(&scratch, &[codes, ("a.weight_scale_inv", &[2, 2])]);
+    assert_eq!(check_weights(&plain, &files)[0].code, "E4008");
+}

@@ -31,6 +31,7 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let description = run.description(&settings)?;
     let precision = settings.precision()?;
     let stored = ir::file::read_text(&run.model_folder().join(CONFIG)).ok();
+    let stored = stored.map(of_numbers);
     let config = stored.or_else(|| config_of(&description.architecture, precision.updated()));
     let Some(config) = config else {
         let headline = "transformers has no class for a model that is written as a graph";
@@ -78,6 +79,15 @@ fn weights(
         Ok::<_, Failure>(Values { dtype, dims: weight.dims.clone(), bytes })
     })?;
     Ok(tensors)
+}
+
+/// A `config.json` of weights that are numbers, where it was of codes.
+fn of_numbers(config: String) -> String {
+    let Ok(Value::Object(mut fields)) = serde_json::from_str(&config) else { return config };
+    match fields.remove("quantization_config") {
+        Some(_) => format!("{:#}\n", Value::Object(fields)),
+        None => config,
+    }
 }
 
 /// A `config.json` of a model that was a preset; none where transformers has no class for it.

@@ -80,16 +80,12 @@ impl<'t> Fields<'t> {
             "" => (name, String::new()),
             _ => (inside, format!(" of `{inside}`")),
         };
-        let bytes = place(self.text, key).unwrap_or(0..0);
-        let span = Span { source: self.source.to_owned(), bytes };
         let headline = format!("the field `{name}`{of} is not known, and changes nothing");
-        let warning = Diagnostic::warning("W1109", span, headline);
-        if self.warnings.len() < DIAGNOSTICS_MAX {
-            self.warnings.push(match crate::import::nearest(name, known) {
-                Some(near) => warning.help(format!("did you mean `{near}`?")),
-                None => warning,
-            });
-        }
+        let warning = self.warning("W1109", key, headline);
+        self.warn(match crate::import::nearest(name, known) {
+            Some(near) => warning.help(format!("did you mean `{near}`?")),
+            None => warning,
+        });
     }
 
     /// A diagnostic at a field.
@@ -102,6 +98,25 @@ impl<'t> Fields<'t> {
         let bytes = place(self.text, key).unwrap_or(0..0);
         let span = Span { source: self.source.to_owned(), bytes };
         Diagnostic::error(code, span, headline)
+    }
+
+    /// A warning at a field.
+    pub(crate) fn warning(
+        &self,
+        code: &'static str,
+        key: &str,
+        headline: impl Into<String>,
+    ) -> Diagnostic {
+        let bytes = place(self.text, key).unwrap_or(0..0);
+        let span = Span { source: self.source.to_owned(), bytes };
+        Diagnostic::warning(code, span, headline)
+    }
+
+    /// Notes a warning.
+    pub(crate) fn warn(&mut self, warning: Diagnostic) {
+        if self.warnings.len() < DIAGNOSTICS_MAX {
+            self.warnings.push(warning);
+        }
     }
 
     /// Notes a diagnostic.
