@@ -1,6 +1,6 @@
 // Counts of what a launch accesses: sectors of global memory, and turns of the banks of shared
 // memory. The compiler's hooks see each load and store of each thread; what a warp's lanes access
-// by one instruction, each for the same time, is one request.
+// by one instruction between two barriers, each for the same time, is one request.
 
 #include <algorithm>
 #include <map>
@@ -66,6 +66,16 @@ inline void end_requests() {
   passed.clear();
 }
 
+// How often a thread has come by an instruction: since the last barrier, whose number is before it.
+// What lanes do before a barrier and behind it is never one request.
+UNCHECKED inline u_int64_t pass(const void* instruction) {
+  const Fiber* me = running ? running->current : nullptr;
+  u_int64_t barriers = me ? (u_int64_t)(me->blocks + me->warps) << 32 : 0;
+  u_int64_t& time = passed[{thread_index.x, instruction}];
+  time = std::max(time, barriers);
+  return time++;
+}
+
 // The buffer that a byte is of.
 inline const Region* buffer_of(const unsigned char* place) {
   for (const Region& of : regions) {
@@ -89,8 +99,7 @@ UNCHECKED inline void count_access(const void* at, size_t bytes, const void* ins
     if (counted_serial != serial) end_requests();
     counted_serial = serial;
     unsigned int thread = thread_index.x;
-    u_int64_t time = passed[{thread, instruction}]++;
-    Request& of = requests[RequestKey{thread / 32, instruction, time}];
+    Request& of = requests[RequestKey{thread / 32, instruction, pass(instruction)}];
     of.is_global = buffer != nullptr;
     of.is_matrix = is_matrix;
     // Buffers are less than 2^40 bytes.
@@ -105,7 +114,7 @@ UNCHECKED inline void pass_access(const void* instruction) {
   is_internal = true;
   if (counted_serial != serial) end_requests();
   counted_serial = serial;
-  passed[{thread_index.x, instruction}]++;
+  pass(instruction);
   is_internal = false;
 }
 

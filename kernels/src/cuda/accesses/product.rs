@@ -62,8 +62,8 @@ impl Operand<'_> {
         let mut sites = Sites::default();
         let (site, scale) = (sites.device(self.bytes as usize), sites.device(4));
         for start in (0..THREADS as usize).step_by(LANES) {
-            for lane in 0..LANES {
-                for first_k in (0..self.sizes[1]).step_by(TILE_K) {
+            for first_k in (0..self.sizes[1]).step_by(TILE_K) {
+                for lane in 0..LANES {
                     for i in (start + lane..ROWS * TILE_K).step_by(THREADS as usize) {
                         let [side, k] = self.local(i);
                         let (side, k) = (first + side, first_k + k);
@@ -77,8 +77,9 @@ impl Operand<'_> {
                         }
                     }
                 }
+                // Threads meet after each step.
+                warp.end();
             }
-            warp.end();
         }
     }
 

@@ -24,6 +24,8 @@ struct Stages<'a> {
     width: usize,
     threads: usize,
     tile_k: usize,
+    /// Steps whose stages are copied before any is multiplied.
+    ahead: usize,
 }
 
 impl Stages<'_> {
@@ -39,8 +41,12 @@ impl Stages<'_> {
         let mut sites = Sites::default();
         let site = sites.device(self.width * UNIT);
         for start in (0..self.threads).step_by(LANES) {
-            for lane in 0..LANES {
-                for step in 0..steps {
+            for step in 0..steps {
+                // Threads meet before copies that a stage is used again for.
+                if step >= self.ahead {
+                    warp.end();
+                }
+                for lane in 0..LANES {
                     for i in (start + lane..count).step_by(self.threads) {
                         let (row, column) = (i / per_row, i % per_row * self.width);
                         let [side, k] = if self.k_major { [row, column] } else { [column, row] };
@@ -138,6 +144,7 @@ pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
             width: tile.copies[at].width,
             threads: tile.threads() as usize,
             tile_k,
+            ahead: tile.shape.stages - 1,
         }
     };
     let (a, b) = (stages(0, m, tile_m), stages(1, n, tile_n));
