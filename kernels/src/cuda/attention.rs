@@ -52,7 +52,7 @@ pub enum Part {
 }
 
 /// For each of batch, heads and queries, the elements of the bias along it.
-fn bias_sizes(a: &Attention) -> [usize; 3] {
+pub(super) fn bias_sizes(a: &Attention) -> [usize; 3] {
     let strides = a.bias.unwrap_or_default();
     let sizes = [a.batch, a.heads, a.queries];
     std::array::from_fn(|at| if strides[at] > 0 { sizes[at] } else { 1 })

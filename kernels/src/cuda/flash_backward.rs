@@ -33,10 +33,10 @@ use super::turns::Turns;
 use crate::kernel::Attention;
 
 /// Rows of the block's tile: one tile of `mma.sync` per warp.
-const ROWS: usize = 16 * WARPS;
+pub(super) const ROWS: usize = 16 * WARPS;
 
 /// Elements of a vector of sums: of f32, 16 bytes.
-const SUMS: usize = 4;
+pub(super) const SUMS: usize = 4;
 
 /// The key of a warp of a thread's first score, and how far others of it are from there.
 const KEYS: [&str; 2] = ["lane / 4", "e / 2 * 8"];
@@ -71,7 +71,7 @@ impl FlashBackward {
         tile
     }
 
-    fn turns(&self) -> Turns<'_> {
+    pub(super) fn turns(&self) -> Turns<'_> {
         Turns { attention: &self.attention, keys: ROWS, queries: self.step }
     }
 
@@ -98,16 +98,16 @@ impl FlashBackward {
         2 * self.groups() * THREADS * SUMS
     }
 
-    fn block_tile(&self) -> SharedTile {
+    pub(super) fn block_tile(&self) -> SharedTile {
         SharedTile { rows: ROWS, columns: self.attention.dim.next_power_of_two() }
     }
 
-    fn step_tile(&self) -> SharedTile {
+    pub(super) fn step_tile(&self) -> SharedTile {
         SharedTile { rows: self.step, columns: self.attention.dim.next_power_of_two() }
     }
 
     /// dS of a step, whose rows are keys.
-    fn slopes_tile(&self) -> SharedTile {
+    pub(super) fn slopes_tile(&self) -> SharedTile {
         SharedTile { rows: ROWS, columns: self.step }
     }
 
@@ -117,17 +117,17 @@ impl FlashBackward {
     }
 
     /// Warps along the queries of a step: of the others each has columns of its own of dQ.
-    fn row_warps(&self) -> usize {
+    pub(super) fn row_warps(&self) -> usize {
         self.step / 16
     }
 
     /// Groups of 16 columns of dQ that a warp has.
-    fn groups(&self) -> usize {
+    pub(super) fn groups(&self) -> usize {
         (self.attention.dim / 16).div_ceil(WARPS / self.row_warps())
     }
 
     /// Whether warps have as many groups of columns.
-    fn is_even(&self) -> bool {
+    pub(super) fn is_even(&self) -> bool {
         self.groups() * (WARPS / self.row_warps()) == self.attention.dim / 16
     }
 

@@ -34,7 +34,7 @@ impl Turns<'_> {
     }
 
     /// Tiles of queries of a head.
-    fn query_tiles(self) -> usize {
+    pub(super) fn query_tiles(self) -> usize {
         self.attention.queries.div_ceil(self.queries)
     }
 

@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use gantline_kernels::cuda::{Accesses, Arch, Functions, Tile, functions, functions_for};
+use gantline_kernels::cuda::{Accesses, Arch, Functions, Part, Tile, functions, functions_for};
 use gantline_kernels::{Attention, Kernel, Line, Lines, Product, ReduceOp};
 use ir::DType;
 
+use crate::attention::random_attention;
 use crate::counts::derived;
 use crate::flash::random_flash;
 use crate::product::{Framed, random_product};
@@ -40,6 +41,13 @@ fn family(tile: &Tile) -> &'static str {
         Tile::Tensor(_) => "product by mma.sync",
         Tile::SliceSum(_) => "sum of slices",
         Tile::Flash(_) => "attention by mma.sync",
+        Tile::FlashBackward(_) => "gradient of attention by mma.sync",
+        Tile::Attention(of) => match of.part {
+            Part::Forward => "attention on CUDA cores",
+            Part::Delta { .. } => "dot products of O and dO",
+            Part::Queries | Part::Keys => "gradient of attention on CUDA cores",
+            Part::Bias => "gradient of a bias",
+        },
         Tile::Lines(_) => "along a dim",
         Tile::Move(_) => "move",
         _ => "not known",
@@ -94,13 +102,22 @@ fn random_lines(number: usize) -> Case {
     Case::new(&mut random, kernel)
 }
 
-/// An attention of random strides that runs by `mma.sync`, none of one that takes long.
-fn random_attention(number: usize) -> Option<Case> {
-    let mut random = Random::new(number as u64 + 1700);
-    let a = random_flash(&mut random, &[16, 48, 64, 80, 128]);
-    let a = Attention { documents: None, dropout: None, position: false, ..a };
-    let scores = a.batch * a.heads * a.queries * a.keys;
-    (scores < 20_000).then(|| Case::new(&mut random, Kernel::Attention(a)))
+/// An attention of random strides and its gradient, on CUDA cores or by `mma.sync`; none of one
+/// that takes long.
+fn random_attentions(number: usize, on_cores: bool) -> Option<[Case; 2]> {
+    let mut random = Random::new(number as u64 + if on_cores { 2300 } else { 1700 });
+    let dtype = random.pick(&[DType::F32, DType::F64, DType::BF16]);
+    let a = match on_cores {
+        true => random_attention(&mut random, dtype),
+        false => random_flash(&mut random, &[16, 48, 64, 80, 128]),
+    };
+    let bias_grad = a.bias.is_some();
+    let a = Attention { documents: None, dropout: None, position: false, bias_grad, ..a };
+    let steps = a.batch * a.heads * a.queries * a.keys;
+    let is_small = if on_cores { steps * a.dim < 20_000 } else { steps < 20_000 };
+    let kernels =
+        [Kernel::Attention(Attention { bias_grad: false, ..a.clone() }), Kernel::AttentionBwd(a)];
+    is_small.then(|| kernels.map(|kernel| Case::new(&mut random, kernel)))
 }
 
 /// Launches with the functions of their kernels.
@@ -139,9 +156,11 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         add(Case::new(&mut Random::new(at as u64), Kernel::Copy(copy)), Arch::Sm80);
     }
     (0..20 * count).for_each(|number| add(random_lines(number), Arch::Sm80));
-    let attention = (0..TRIES * count).filter_map(random_attention).take(count);
-    attention.for_each(|case| add(case, Arch::Sm80));
-    all.extend(on_cores(count).into_iter().map(|case| {
+    let attention = |on_cores| {
+        (0..TRIES * count).filter_map(move |at| random_attentions(at, on_cores)).take(count)
+    };
+    attention(false).flatten().for_each(|case| add(case, Arch::Sm80));
+    all.extend(on_cores(count).into_iter().chain(attention(true).flatten()).map(|case| {
         let functions = functions(&case.kernel);
         (case, functions)
     }));
@@ -168,7 +187,9 @@ fn derived_accesses_are_those_that_the_shim_counts() {
         for (at, (case, functions, of)) in some.iter().enumerate() {
             case.execute(&library, at, 0);
             let counted = library.counts();
-            let is_matrix = |tile: &Tile| matches!(tile, Tile::Tensor(_) | Tile::Flash(_));
+            let is_matrix = |tile: &Tile| {
+                matches!(tile, Tile::Tensor(_) | Tile::Flash(_) | Tile::FlashBackward(_))
+            };
             let is_tensor = functions.functions.iter().any(|f| is_matrix(&f.tile));
             let turns = if is_tensor { counted.matrix_turns } else { counted.turns };
             for function in &functions.functions {
@@ -186,5 +207,5 @@ fn derived_accesses_are_those_that_the_shim_counts() {
     println!("{families:?}");
     assert_eq!(wrong, 0, "what is derived of these is not what is counted");
     let is_drawn = std::env::var("SEED").is_ok();
-    assert!(is_drawn || families.len() == 9, "{families:?}");
+    assert!(is_drawn || families.len() == 14, "{families:?}");
 }

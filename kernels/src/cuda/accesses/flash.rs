@@ -6,30 +6,30 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::attention::is_known;
 use super::tensor::fragment_turns;
 use super::{Accesses, Blocks, LANES, SECTOR, Sites};
 use crate::cuda::flash::{FlashTile, THREADS, VECTOR, WARPS};
 use crate::cuda::quads::QuadStore;
 use crate::cuda::shared::{Operand, SharedTile};
 use crate::kernel::Attention;
-use crate::offset::Offset;
 
 /// Bytes of an element of the operands.
-const HALF: u64 = 2;
+pub(super) const HALF: u64 = 2;
 
 /// Where a head starts in each buffer, in bytes from a sector on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Head {
-    q: u64,
-    k: u64,
-    v: u64,
-    out: u64,
-    lse: u64,
-    bias: u64,
+pub(super) struct Head {
+    pub(super) q: u64,
+    pub(super) k: u64,
+    pub(super) v: u64,
+    pub(super) out: u64,
+    pub(super) lse: u64,
+    pub(super) bias: u64,
 }
 
 impl Head {
-    fn of(a: &Attention, [b, h, g]: [usize; 3]) -> Head {
+    pub(super) fn of(a: &Attention, [b, h, g]: [usize; 3]) -> Head {
         let start =
             |[of_b, _, of_h]: [usize; 3], h: usize| (b * of_b + h * of_h) as u64 * HALF % SECTOR;
         let [of_b, of_h, of_s] = a.bias.unwrap_or_default();
@@ -48,10 +48,9 @@ impl Head {
 /// decide.
 pub(super) fn flash(tile: &FlashTile) -> Option<Accesses> {
     let a = &tile.attention;
-    if a.documents.is_some() || a.dropout.is_some() || a.position {
+    if !is_known(a) {
         return None;
     }
-    let Offset::Fixed(_) = a.head_offset else { return None };
     let mut heads: BTreeMap<Head, u64> = BTreeMap::new();
     for b in 0..a.batch {
         for h in 0..a.heads {
@@ -83,6 +82,41 @@ pub(super) fn flash(tile: &FlashTile) -> Option<Accesses> {
     Some(all.plus(of.steps, of_keys).plus(of.steps, of_values))
 }
 
+/// Rows that a block copies, of which some are there.
+pub(super) struct Rows {
+    /// The byte of the first one, and elements from one to the next.
+    pub(super) from: u64,
+    pub(super) stride: usize,
+    pub(super) there: usize,
+}
+
+impl Rows {
+    /// Counts their copies to a tile.
+    pub(super) fn count(
+        &self,
+        to: SharedTile,
+        dim: usize,
+        (blocks, times): (&mut Blocks, u64),
+    ) -> Option<()> {
+        let Rows { from, stride, there } = *self;
+        let (per_row, from) = (dim / VECTOR, from % SECTOR);
+        let key = vec![0, to.rows as u64, stride as u64, there as u64, from];
+        let site = Sites::default().device(VECTOR * HALF as usize);
+        blocks.count(key, times, |warp| {
+            for first in (0..THREADS).step_by(LANES) {
+                for lane in 0..LANES {
+                    for i in (first + lane..to.rows * per_row).step_by(THREADS) {
+                        let (row, column) = (i / per_row, i % per_row * VECTOR);
+                        let at = from + (row * stride + column) as u64 * HALF;
+                        warp.pass(site, lane, (row < there).then_some(at));
+                    }
+                }
+                warp.end();
+            }
+        })
+    }
+}
+
 /// What is counted of the blocks.
 struct Forward<'a> {
     tile: &'a FlashTile,
@@ -97,14 +131,16 @@ impl Forward<'_> {
         let (tile, a) = (self.tile, &self.tile.attention);
         let queries = (a.queries - first_query).min(tile.query_tile);
         let at = |start: u64, stride: usize| start + (first_query * stride) as u64 * HALF;
-        self.copies(tile.query_tile(), (at(head.q, a.q[1]), a.q[1]), queries, times)?;
+        let rows = Rows { from: at(head.q, a.q[1]), stride: a.q[1], there: queries };
+        rows.count(tile.query_tile(), a.dim, (&mut self.blocks, times))?;
         let keys = tile.keys(first_query);
         for first_key in keys.step_by(tile.key_tile) {
             self.steps += times;
             let there = (a.keys - first_key).min(tile.key_tile);
             for (start, [_, stride, _]) in [(head.k, a.k), (head.v, a.v)] {
                 let from = start + (first_key * stride) as u64 * HALF;
-                self.copies(tile.key_tile(), (from, stride), there, times)?;
+                let rows = Rows { from, stride, there };
+                rows.count(tile.key_tile(), a.dim, (&mut self.blocks, times))?;
             }
             if let Some([_, _, stride]) = a.bias {
                 let from = at(head.bias, stride) + first_key as u64 * HALF;
@@ -113,31 +149,6 @@ impl Forward<'_> {
         }
         let lse = head.lse + 4 * first_query as u64;
         self.results([at(head.out, a.out[1]), lse], queries, times)
-    }
-
-    /// Counts the copies of a tile, of whose rows some are there.
-    fn copies(
-        &mut self,
-        to: SharedTile,
-        (from, stride): (u64, usize),
-        there: usize,
-        times: u64,
-    ) -> Option<()> {
-        let per_row = self.tile.attention.dim / VECTOR;
-        let key = vec![0, to.rows as u64, stride as u64, there as u64, from % SECTOR];
-        let site = Sites::default().device(VECTOR * HALF as usize);
-        self.blocks.count(key, times, |warp| {
-            for first in (0..THREADS).step_by(LANES) {
-                for lane in 0..LANES {
-                    for i in (first + lane..to.rows * per_row).step_by(THREADS) {
-                        let (row, column) = (i / per_row, i % per_row * VECTOR);
-                        let at = from % SECTOR + (row * stride + column) as u64 * HALF;
-                        warp.pass(site, lane, (row < there).then_some(at));
-                    }
-                }
-                warp.end();
-            }
-        })
     }
 
     /// Counts the loads of the bias of a tile of keys.

@@ -3,21 +3,24 @@
 //!
 //! No text is compiled or executed. A family lists, for each warp of a block, the addresses of each
 //! load and store (a *site*) of each lane in the order of the text; what the lanes access by one
-//! site, each for the same time, is one request, as in the shim that executes the text in tests.
-//! Blocks whose addresses differ by multiples of a sector are counted once (`Blocks::count`).
+//! site between two barriers, each for the same time, is one request, as in the shim that executes
+//! the text in tests. Blocks whose addresses differ by multiples of a sector are counted once
+//! (`Blocks::count`).
 //!
-//! Counted are fused loops over rows, products on CUDA cores, products and the forward pass of
-//! attention by `mma.sync` (of these two `ldmatrix` alone counts as shared memory), sums of slices,
-//! operations along a dim, and what moves elements to places that the kernel names. Nothing is
-//! known here of other families, of images on tensor cores, of attention within documents or with
-//! dropout, of what is largest, of orders, of what ids, routers or launch scalars decide, of what
-//! TMA copies, and of loops whose loads a compiler may move or leave out: those that nothing uses,
-//! and in F64 those beside functions of the library.
+//! Counted are fused loops over rows, products and attention on CUDA cores and by `mma.sync` (of the
+//! latter `ldmatrix` alone counts as shared memory), sums of slices, operations along a dim, and
+//! what moves elements to places that the kernel names. Nothing is known here of other families, of
+//! images on tensor cores, of attention within documents or with dropout, of what is largest, of
+//! orders, of what ids, routers or launch scalars decide, of what TMA copies, and of loops whose
+//! loads a compiler may move or leave out: those that nothing uses, and in F64 those beside
+//! functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
 
+mod attention;
 mod flash;
+mod flash_backward;
 mod lines;
 mod moves;
 mod product;
@@ -71,10 +74,10 @@ impl Function {
             Tile::Product(tile) => product::product(tile),
             Tile::Lines(tile) => lines::lines(tile, self.grid),
             Tile::Flash(tile) => flash::flash(tile),
+            Tile::Attention(tile) => attention::attention(tile, self.grid),
+            Tile::FlashBackward(tile) => flash_backward::flash_backward(tile),
             Tile::Warpgroup(_)
-            | Tile::Attention(_)
             | Tile::FlashWarpgroup(_)
-            | Tile::FlashBackward(_)
             | Tile::FlashWarpgroupBackward(_)
             | Tile::Routing(_) => None,
         }

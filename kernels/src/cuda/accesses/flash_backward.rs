@@ -1,0 +1,276 @@
+//! Accesses of the gradient of attention by `mma.sync`.
+//!
+//! Threads of a block meet in each step, and steps that lie alike are counted once. A counter is
+//! read once by a block that waits for its turn, as if that had come.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::attention::is_known;
+use super::flash::{HALF, Head, Rows};
+use super::tensor::fragment_turns;
+use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp};
+use crate::cuda::flash::{THREADS, VECTOR, WARPS};
+use crate::cuda::flash_backward::{FlashBackward, ROWS, SUMS};
+use crate::cuda::quads::QuadStore;
+use crate::cuda::shared::Operand;
+use crate::cuda::turns::Turns;
+use crate::kernel::Attention;
+
+/// The query heads of each head of keys, and how many of the latter lie alike.
+pub(super) fn groups_of_heads(a: &Attention) -> BTreeMap<Vec<Head>, u64> {
+    let mut all = BTreeMap::new();
+    for b in 0..a.batch {
+        for g in 0..a.kv_heads {
+            let own = (0..a.heads).filter(|h| a.kv_head(*h) == g);
+            let heads: Vec<Head> = own.map(|h| Head::of(a, [b, h, g])).collect();
+            *all.entry(heads).or_default() += 1;
+        }
+    }
+    all
+}
+
+impl Turns<'_> {
+    /// The tiles of queries of a tile of keys.
+    pub(super) fn tiles(self, own: usize) -> Range<usize> {
+        let Attention { causal, window, query_offset, .. } = *self.attention;
+        let queries = self.query_tiles() * self.queries;
+        let first = (own * self.keys) as i64 - query_offset;
+        let tile = |at: i64| at.clamp(0, queries as i64) as usize / self.queries;
+        let begin = if causal && own > 0 { tile(first) } else { 0 };
+        let behind = first + (window + self.keys + self.queries) as i64 - 2;
+        let is_last = own + 1 == self.key_tiles();
+        begin..if window == 0 || is_last { self.query_tiles() } else { tile(behind) }
+    }
+
+    /// Which turn a tile of keys has of a tile of queries, and whether it is the last one.
+    pub(super) fn turn(self, own: usize, tile: usize) -> (usize, bool) {
+        let Attention { causal, window, query_offset, .. } = *self.attention;
+        let last = (self.key_tiles() * self.keys) as i64 - 1;
+        let first_query = (tile * self.queries) as i64 + query_offset;
+        let key_tile = |at: i64| at.clamp(0, last) as usize / self.keys;
+        let last_own = match causal {
+            true => key_tile(first_query + self.queries as i64 - 1),
+            false => self.key_tiles() - 1,
+        };
+        let first_own = if window == 0 { 0 } else { key_tile(first_query + 1 - window as i64) };
+        (last_own - own, own == first_own)
+    }
+}
+
+/// Accesses of all blocks; none where documents, draws or a scalar of the launch decide.
+pub(super) fn flash_backward(tile: &FlashBackward) -> Option<Accesses> {
+    let a = &tile.attention;
+    if !is_known(a) {
+        return None;
+    }
+    let mut of = Backward { tile, blocks: Blocks::new(), steps: 0 };
+    for (heads, times) in groups_of_heads(a) {
+        for own in 0..tile.turns().key_tiles() {
+            of.block(&heads, own, times)?;
+        }
+    }
+    let turns =
+        (0..WARPS).map(|warp| tile.fragments(warp)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
+    Some(of.blocks.count.plus(of.steps, Accesses { sectors: [0; 2], turns }))
+}
+
+impl FlashBackward {
+    /// The first group of columns of dQ that a warp has, and how many.
+    fn first_group(&self, warp: usize) -> usize {
+        warp / self.row_warps() * self.groups()
+    }
+
+    fn groups_of(&self, warp: usize) -> usize {
+        let all = self.attention.dim / 16;
+        self.groups().min(all.saturating_sub(self.first_group(warp)))
+    }
+
+    /// Turns of the loads of a warp's fragments of a step.
+    fn fragments(&self, warp: usize) -> [u64; 2] {
+        let (dim, step) = (self.attention.dim, self.step);
+        let own = [self.first_group(warp) * 16, self.groups_of(warp) * 16];
+        let ([block, queries, slopes], side) = (
+            [self.block_tile(), self.step_tile(), self.slopes_tile()],
+            warp % self.row_warps() * 16,
+        );
+        // Of S and of dP, of dK and of dV, and of the part of dQ.
+        let rows = fragment_turns(block, (Operand::A, true), [warp * 16, 16], dim);
+        let columns = fragment_turns(queries, (Operand::B, true), [0, step], dim);
+        let gradient = fragment_turns(queries, (Operand::B, false), [0, dim], step);
+        let of_slopes = fragment_turns(slopes, (Operand::A, false), [side, 16], ROWS);
+        let keys = fragment_turns(block, (Operand::B, false), own, ROWS);
+        let twice = [rows, columns, gradient].into_iter().flat_map(|turns| [turns; 2]);
+        let all = twice.chain([of_slopes, keys]);
+        all.fold([0; 2], |sum, turns| [sum[0] + turns[0], sum[1] + turns[1]])
+    }
+}
+
+/// What is counted of the blocks.
+struct Backward<'a> {
+    tile: &'a FlashBackward,
+    blocks: Blocks,
+    /// Steps of all blocks.
+    steps: u64,
+}
+
+/// A step of a block.
+struct Step {
+    /// Where the tile of queries starts: in Q, in `lse`, and in the bias.
+    q: u64,
+    lse: u64,
+    bias: u64,
+    /// Queries and keys that are there.
+    queries: usize,
+    keys: usize,
+    /// Whether the block is the first to add to the tile's sums, and the last one.
+    is_first: bool,
+    is_last: bool,
+}
+
+impl Backward<'_> {
+    /// Counts a block of as many heads of keys.
+    fn block(&mut self, heads: &[Head], own: usize, times: u64) -> Option<()> {
+        let (tile, a, first_row) = (self.tile, &self.tile.attention, own * ROWS);
+        let keys = (a.keys - first_row).min(ROWS);
+        for head in heads {
+            for number in tile.turns().tiles(own) {
+                let first = number * tile.step;
+                let queries = (a.queries - first).min(tile.step);
+                let at = |start: u64, stride: usize| start + (first * stride) as u64 * HALF;
+                for (start, stride) in [(head.q, a.q[1]), (head.out, a.out[1])] {
+                    let rows = Rows { from: at(start, stride), stride, there: queries };
+                    rows.count(tile.step_tile(), a.dim, (&mut self.blocks, times))?;
+                }
+                let (turn, is_last) = tile.turns().turn(own, number);
+                let of_bias = a.bias.map_or(0, |[.., of_s]| of_s);
+                let step = Step {
+                    q: at(head.q, a.q[1]) % SECTOR,
+                    lse: (head.lse + 4 * first as u64) % SECTOR,
+                    bias: (at(head.bias, of_bias) + first_row as u64 * HALF) % SECTOR,
+                    queries,
+                    keys,
+                    is_first: turn == 0,
+                    is_last,
+                };
+                self.steps += times;
+                let key = step.key();
+                self.blocks.count(key, times, |warp| step.list(tile, warp))?;
+            }
+        }
+        // Some query head reads each head of keys.
+        let Some(head) = heads.first() else { return None };
+        let at = |start: u64, stride: usize| start + (first_row * stride) as u64 * HALF;
+        let both = [(at(head.k, a.k[1]), a.k[1]), (at(head.v, a.v[1]), a.v[1])];
+        for (from, stride) in both {
+            let rows = Rows { from, stride, there: keys };
+            rows.count(tile.block_tile(), a.dim, (&mut self.blocks, times))?;
+        }
+        self.gradients(both, keys, times)
+    }
+
+    /// Counts the stores of the gradients of keys and values.
+    fn gradients(&mut self, both: [(u64, usize); 2], keys: usize, times: u64) -> Option<()> {
+        let a = &self.tile.attention;
+        let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
+        let key = [2, keys as u64].into_iter().chain(both.map(|(at, _)| at % SECTOR)).collect();
+        let mut sites = Sites::default();
+        let sites = [0; 2].map(|_| sites.device(store.width * HALF as usize));
+        self.blocks.count(key, times, |warp| {
+            for number in 0..WARPS {
+                for lane in 0..LANES {
+                    for row in [0, 8].map(|r| number * 16 + lane / 4 + r) {
+                        for n in (0..a.dim / 8).step_by(store.tiles()) {
+                            for (site, (from, stride)) in sites.into_iter().zip(both) {
+                                let column = n * 8 + store.column_of(lane, 0);
+                                let at = from + (row * stride + column) as u64 * HALF;
+                                warp.pass(site, lane, (row < keys).then_some(at));
+                            }
+                        }
+                    }
+                }
+                warp.end();
+            }
+        })
+    }
+}
+
+impl Step {
+    fn key(&self) -> Vec<u64> {
+        let Step { q, lse, bias, queries, keys, is_first, is_last } = *self;
+        let turn = u64::from(is_first) + 2 * u64::from(is_last);
+        vec![1, q, lse, bias, queries as u64, keys as u64, turn]
+    }
+
+    /// Lists what threads access but for copies.
+    fn list(&self, tile: &FlashBackward, warp: &mut Warp) {
+        let mut sites = Sites::default();
+        let values = [0; 2].map(|_| sites.device(4));
+        let bias = sites.device(HALF as usize);
+        let sums = [0; 2].map(|_| sites.device(SUMS * 4));
+        let counter = [0; 2].map(|_| sites.device(4));
+        let groups = if tile.is_even() { tile.groups() } else { 1 };
+        let store = QuadStore::of(tile.attention.dtype, 2 * groups, VECTOR);
+        let to = sites.device(store.width * HALF as usize);
+        for number in 0..WARPS {
+            for lane in 0..LANES {
+                for score in 0..tile.step / 2 {
+                    let (n, e) = (score / 4, score % 4);
+                    let s = n * 8 + lane % 4 * 2 + e % 2;
+                    let j = number * 16 + lane / 4 + e / 2 * 8;
+                    if s >= self.queries {
+                        continue;
+                    }
+                    for site in values {
+                        warp.access(site, lane, self.lse + 4 * s as u64);
+                    }
+                    if let Some([.., stride]) = tile.attention.bias
+                        && j < self.keys
+                    {
+                        warp.access(bias, lane, self.bias + (s * stride + j) as u64 * HALF);
+                    }
+                }
+                let thread = number * LANES + lane;
+                for vector in 0..2 * tile.groups_of(number) {
+                    let at = ((vector * THREADS + thread) * SUMS * 4) as u64;
+                    let [load, store] = sums;
+                    if !self.is_first {
+                        warp.access(load, lane, at);
+                    }
+                    if !self.is_last {
+                        warp.access(store, lane, at);
+                    }
+                }
+                if thread == 0 {
+                    let passed = if self.is_last { &counter[..1] } else { &counter[..] };
+                    passed.iter().for_each(|site| warp.access(*site, lane, 0));
+                }
+            }
+            if self.is_last {
+                (0..LANES)
+                    .for_each(|lane| self.list_queries(tile, (store, to), number, (warp, lane)));
+            }
+            warp.end();
+        }
+    }
+
+    /// Lists a lane's stores of the gradient of queries.
+    fn list_queries(
+        &self,
+        tile: &FlashBackward,
+        (store, to): (QuadStore, Site),
+        number: usize,
+        (warp, lane): (&mut Warp, usize),
+    ) {
+        let first_group = tile.first_group(number);
+        for row in [0, 8].map(|r| number % tile.row_warps() * 16 + lane / 4 + r) {
+            for c in (0..tile.groups_of(number)).step_by(store.tiles().div_ceil(2)) {
+                let column = (first_group + c) * 16 + store.column_of(lane, 0);
+                if row < self.queries {
+                    let at = (row * tile.attention.q[1] + column) as u64 * HALF;
+                    warp.access(to, lane, self.q + at);
+                }
+            }
+        }
+    }
+}
