@@ -36,7 +36,9 @@ use crate::kernel::Attention;
 /// Threads of a block: a warpgroup that copies, and two that multiply.
 pub(super) const THREADS: u32 = 384;
 /// Queries of a tile.
-const QUERY_TILE: usize = 128;
+pub(super) const QUERY_TILE: usize = 128;
+/// Warps that multiply.
+pub(super) const WARPS: usize = 8;
 /// Stages of the rings of K and of V.
 const STAGES: usize = 2;
 /// Elements of a row of the swizzle, which is 128 bytes, and bytes of the eight after which it

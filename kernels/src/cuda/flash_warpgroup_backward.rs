@@ -43,24 +43,24 @@ use crate::kernel::Attention;
 /// Threads of a block: a warpgroup that copies and adds, and two that multiply.
 pub(super) const THREADS: u32 = 384;
 /// Keys of a tile: 64 for each warpgroup that multiplies.
-const KEY_TILE: usize = 128;
+pub(super) const KEY_TILE: usize = 128;
 /// Stages of the rings of Q and of dO.
 const STAGES: usize = 2;
 /// Bytes of a row of the swizzle.
-const SWIZZLE_ROW: usize = 2 * SWIZZLE_COLUMNS;
+pub(super) const SWIZZLE_ROW: usize = 2 * SWIZZLE_COLUMNS;
 /// Rows and columns of a part of dQ, and its elements.
-const PART_SIDE: usize = 64;
-const PART: usize = PART_SIDE * PART_SIDE;
+pub(super) const PART_SIDE: usize = 64;
+pub(super) const PART: usize = PART_SIDE * PART_SIDE;
 /// Queries of the scores that are computed at once: more do not fit the registers.
-const COLUMNS: usize = 64;
+pub(super) const COLUMNS: usize = 64;
 /// Scores of a thread at once: those of two keys.
-const SCORES: usize = COLUMNS / 2;
+pub(super) const SCORES: usize = COLUMNS / 2;
 /// Threads of a warpgroup.
-const WARPGROUP: usize = 128;
+pub(super) const WARPGROUP: usize = 128;
 /// Elements of a vector of sums: of f32, 16 bytes.
-const SUMS: usize = 4;
+pub(super) const SUMS: usize = 4;
 /// Vectors of a part that a thread has.
-const VECTORS: usize = PART / SUMS / WARPGROUP;
+pub(super) const VECTORS: usize = PART / SUMS / WARPGROUP;
 /// Workspaces: sums of dQ, and counters of turns, behind `delta`.
 const SUMS_AT: usize = 1;
 const TURNS_AT: usize = 2;
@@ -123,7 +123,7 @@ impl FlashWarpgroupBackward {
     }
 
     /// Whether the parts of dQ are columns, else queries.
-    fn splits_columns(&self) -> bool {
+    pub(super) fn splits_columns(&self) -> bool {
         self.halves() > 1
     }
 
@@ -184,7 +184,7 @@ impl FlashWarpgroupBackward {
     }
 
     /// Whether weights need no more than scores, so that they are computed while dP is multiplied.
-    fn is_split(&self) -> bool {
+    pub(super) fn is_split(&self) -> bool {
         is_plain(&self.attention) && self.attention.dropout.is_none()
     }
 

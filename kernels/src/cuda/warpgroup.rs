@@ -47,13 +47,13 @@ use super::tiling::SKINNY_ROWS;
 use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, Scales, StoredTypes};
 
 /// Threads of a warpgroup.
-const WARPGROUP: u32 = 128;
+pub(super) const WARPGROUP: u32 = 128;
 /// Rows of the result of a warpgroup.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 /// Elements of a row of a stage that is along m or n.
-const SIDE: usize = 64;
+pub(super) const SIDE: usize = 64;
 /// Bytes of 64 rows or columns of a stage of an operand.
-const HALF: usize = 64 * SWIZZLE_ROW;
+pub(super) const HALF: usize = 64 * SWIZZLE_ROW;
 /// Bytes along k that an instruction takes.
 const STEP: usize = 32;
 
@@ -93,7 +93,7 @@ impl WarpgroupShape {
 /// of the latter.
 const REGISTERS: [u32; 2] = [40, 232];
 /// Bytes of a row of the swizzle, and of the eight rows after which it repeats.
-const SWIZZLE_ROW: usize = 128;
+pub(super) const SWIZZLE_ROW: usize = 128;
 const SWIZZLE: usize = 8 * SWIZZLE_ROW;
 
 /// A product, each block tile by one block.
@@ -508,12 +508,12 @@ impl WarpgroupTile {
     }
 
     /// Bytes of an element of an operand.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.product.stored.a.size() as usize
     }
 
     /// The block tile along m, n and k.
-    fn tile(&self) -> [usize; 3] {
+    pub(super) fn tile(&self) -> [usize; 3] {
         let [m, n] = self.shape.sides();
         [m, n, SWIZZLE_ROW / self.bytes()]
     }

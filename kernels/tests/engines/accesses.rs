@@ -17,7 +17,9 @@ use crate::flash::random_flash;
 use crate::product::{Framed, random_product};
 use crate::rows::{buffers, random_rows};
 use crate::shim::{Library, compiler};
-use crate::{Case, Random, elements, moves, recorded, runs_all, tensor, transpose};
+use crate::{
+    Case, Random, elements, moves, recorded, runs_all, skinny, tensor, transpose, warpgroup,
+};
 
 /// Launches of a test that are taken.
 const LAUNCHES: usize = 2;
@@ -41,6 +43,10 @@ fn family(tile: &Tile) -> &'static str {
         Tile::Tensor(_) => "product by mma.sync",
         Tile::SliceSum(_) => "sum of slices",
         Tile::Flash(_) => "attention by mma.sync",
+        Tile::Warpgroup(tile) if tile.is_transposed => "skinny product by wgmma",
+        Tile::Warpgroup(_) => "product by wgmma",
+        Tile::FlashWarpgroup(_) => "attention by wgmma",
+        Tile::FlashWarpgroupBackward(_) => "gradient of attention by wgmma",
         Tile::FlashBackward(_) => "gradient of attention by mma.sync",
         Tile::Attention(of) => match of.part {
             Part::Forward => "attention on CUDA cores",
@@ -157,9 +163,16 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
     }
     (0..20 * count).for_each(|number| add(random_lines(number), Arch::Sm80));
     let attention = |on_cores| {
-        (0..TRIES * count).filter_map(move |at| random_attentions(at, on_cores)).take(count)
+        (0..TRIES * count).filter_map(move |at| random_attentions(at, on_cores)).take(2 + count / 4)
     };
-    attention(false).flatten().for_each(|case| add(case, Arch::Sm80));
+    for case in attention(false).flatten() {
+        add(case.clone(), Arch::Sm80);
+        add(case, Arch::Sm90a);
+    }
+    let by_warpgroups = warpgroup::cases(64).into_iter().filter(|(_, p, _)| is_small(p));
+    let narrow = skinny::cases(64).into_iter().filter(|(_, p, _)| is_small(p));
+    let few = by_warpgroups.take(3 * count).chain(narrow.take(2 * count));
+    few.for_each(|(case, ..)| add(case, Arch::Sm90a));
     all.extend(on_cores(count).into_iter().chain(attention(true).flatten()).map(|case| {
         let functions = functions(&case.kernel);
         (case, functions)
@@ -207,5 +220,5 @@ fn derived_accesses_are_those_that_the_shim_counts() {
     println!("{families:?}");
     assert_eq!(wrong, 0, "what is derived of these is not what is counted");
     let is_drawn = std::env::var("SEED").is_ok();
-    assert!(is_drawn || families.len() == 14, "{families:?}");
+    assert!(is_drawn || families.len() == 18, "{families:?}");
 }

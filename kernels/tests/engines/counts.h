@@ -1,6 +1,7 @@
 // Counts of what a launch accesses: sectors of global memory, and turns of the banks of shared
 // memory. The compiler's hooks see each load and store of each thread; what a warp's lanes access
-// by one instruction between two barriers, each for the same time, is one request.
+// by one instruction, each for the same time since they met last, is one request. Of TMA each row of
+// a box is one.
 
 #include <algorithm>
 #include <map>
@@ -66,13 +67,12 @@ inline void end_requests() {
   passed.clear();
 }
 
-// How often a thread has come by an instruction: since the last barrier, whose number is before it.
-// What lanes do before a barrier and behind it is never one request.
+// How often a thread has come by an instruction since it last met others, behind the number of that
+// meeting. What lanes do before they meet and behind it is never one request.
 UNCHECKED inline u_int64_t pass(const void* instruction) {
-  const Fiber* me = running ? running->current : nullptr;
-  u_int64_t barriers = me ? (u_int64_t)(me->blocks + me->warps) << 32 : 0;
+  u_int64_t meetings = running ? running->current->meetings << 32 : 0;
   u_int64_t& time = passed[{thread_index.x, instruction}];
-  time = std::max(time, barriers);
+  time = std::max(time, meetings);
   return time++;
 }
 
@@ -116,6 +116,32 @@ UNCHECKED inline void pass_access(const void* instruction) {
   counted_serial = serial;
   pass(instruction);
   is_internal = false;
+}
+
+UNCHECKED inline void count_bytes(const void* at, size_t bytes) {
+  const unsigned char* place = (const unsigned char*)at;
+  const Region* buffer = buffer_of(place);
+  if (!buffer) return;
+  size_t from = (size_t)(place - buffer->start);
+  counts.sectors += (from + bytes + 31) / 32 - from / 32;
+  counts.sectors_ideal += (bytes + 31) / 32;
+}
+
+UNCHECKED inline void count_box(const TensorMap& map, const int* first) {
+  Uncounted here;
+  const unsigned char* base = (const unsigned char*)map.base;
+  size_t start = 0, bytes = 0, row = map.box[0] * map.element;
+  auto end_row = [&] {
+    if (bytes) count_bytes(base + start, bytes);
+    bytes = 0;
+  };
+  each_of_box(map, first, [&](size_t byte, bool is_there, size_t offset) {
+    if (byte % row == 0) end_row();
+    if (!is_there) return;
+    if (!bytes) start = offset;
+    bytes += map.element;
+  });
+  end_row();
 }
 
 }  // namespace shim

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use ir::DType;
+
 use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp};
 use crate::cuda::attention::{AttentionTile, Part, THREADS, bias_elements, bias_sizes};
 use crate::kernel::Attention;
@@ -260,10 +262,11 @@ impl Layout<'_> {
 }
 
 /// Accesses of a part of attention; none where documents, draws, a position or a scalar of the
-/// launch decide.
+/// launch decide, or where a compiler may load `lse` only for a key that is seen: beside the
+/// functions of F64.
 pub(super) fn attention(tile: &AttentionTile, grid: u64) -> Option<Accesses> {
     let a = &tile.attention;
-    if !is_known(a) {
+    if !is_known(a) || a.dtype == DType::F64 && tile.part != Part::Forward {
         return None;
     }
     let (bytes, computed) = (a.dtype.size() as usize, a.dtype.accumulation().size() as usize);

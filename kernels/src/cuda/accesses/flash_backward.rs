@@ -1,4 +1,5 @@
-//! Accesses of the gradient of attention by `mma.sync`.
+//! Accesses of the gradient of attention on tensor cores: what those by `mma.sync` and by `wgmma`
+//! have in common, and what threads of the former access.
 //!
 //! Threads of a block meet in each step, and steps that lie alike are counted once. A counter is
 //! read once by a block that waits for its turn, as if that had come.
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::attention::is_known;
-use super::flash::{HALF, Head, Rows};
+use super::flash::{Copied, HALF, Head, Rows};
 use super::tensor::fragment_turns;
 use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp};
 use crate::cuda::flash::{THREADS, VECTOR, WARPS};
@@ -18,7 +19,7 @@ use crate::cuda::turns::Turns;
 use crate::kernel::Attention;
 
 /// The query heads of each head of keys, and how many of the latter lie alike.
-pub(super) fn groups_of_heads(a: &Attention) -> BTreeMap<Vec<Head>, u64> {
+fn groups_of_heads(a: &Attention) -> BTreeMap<Vec<Head>, u64> {
     let mut all = BTreeMap::new();
     for b in 0..a.batch {
         for g in 0..a.kv_heads {
@@ -60,19 +61,17 @@ impl Turns<'_> {
 
 /// Accesses of all blocks; none where documents, draws or a scalar of the launch decide.
 pub(super) fn flash_backward(tile: &FlashBackward) -> Option<Accesses> {
-    let a = &tile.attention;
-    if !is_known(a) {
-        return None;
-    }
-    let mut of = Backward { tile, blocks: Blocks::new(), steps: 0 };
-    for (heads, times) in groups_of_heads(a) {
-        for own in 0..tile.turns().key_tiles() {
-            of.block(&heads, own, times)?;
-        }
-    }
-    let turns =
-        (0..WARPS).map(|warp| tile.fragments(warp)).fold([0; 2], |[a, b], [c, d]| [a + c, b + d]);
-    Some(of.blocks.count.plus(of.steps, Accesses { sectors: [0; 2], turns }))
+    let of = Backward {
+        a: &tile.attention,
+        turns: tile.turns(),
+        warps: WARPS,
+        copied: Copied::ByThreads,
+        list: &|step, warp| list_step(tile, step, warp),
+    };
+    let (count, steps) = of.all()?;
+    let fragments = (0..WARPS).map(|warp| tile.fragments(warp));
+    let turns = fragments.fold([0; 2], |sum, turns| [sum[0] + turns[0], sum[1] + turns[1]]);
+    Some(count.plus(steps, Accesses { sectors: [0; 2], turns }))
 }
 
 impl FlashBackward {
@@ -106,78 +105,114 @@ impl FlashBackward {
     }
 }
 
-/// What is counted of the blocks.
-struct Backward<'a> {
-    tile: &'a FlashBackward,
-    blocks: Blocks,
-    /// Steps of all blocks.
-    steps: u64,
+/// A step of a block.
+pub(super) struct Step {
+    /// Where the tile of queries starts: in Q, in `lse`, and in the bias.
+    pub(super) q: u64,
+    pub(super) lse: u64,
+    pub(super) bias: u64,
+    /// Queries and keys that are there.
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    /// Whether the block is the first to add to the tile's sums, and the last one.
+    pub(super) is_first: bool,
+    pub(super) is_last: bool,
 }
 
-/// A step of a block.
-struct Step {
-    /// Where the tile of queries starts: in Q, in `lse`, and in the bias.
-    q: u64,
-    lse: u64,
-    bias: u64,
-    /// Queries and keys that are there.
-    queries: usize,
-    keys: usize,
-    /// Whether the block is the first to add to the tile's sums, and the last one.
-    is_first: bool,
-    is_last: bool,
+impl Step {
+    fn key(&self) -> Vec<u64> {
+        let Step { q, lse, bias, queries, keys, is_first, is_last } = *self;
+        let turn = u64::from(is_first) + 2 * u64::from(is_last);
+        vec![1, q, lse, bias, queries as u64, keys as u64, turn]
+    }
+}
+
+/// A gradient, as its blocks are counted.
+pub(super) struct Backward<'a> {
+    pub(super) a: &'a Attention,
+    pub(super) turns: Turns<'a>,
+    /// Warps that have 16 keys each.
+    pub(super) warps: usize,
+    pub(super) copied: Copied,
+    /// Lists what threads access in a step but for copies of rows.
+    pub(super) list: &'a dyn Fn(&Step, &mut Warp),
 }
 
 impl Backward<'_> {
-    /// Counts a block of as many heads of keys.
-    fn block(&mut self, heads: &[Head], own: usize, times: u64) -> Option<()> {
-        let (tile, a, first_row) = (self.tile, &self.tile.attention, own * ROWS);
-        let keys = (a.keys - first_row).min(ROWS);
-        for head in heads {
-            for number in tile.turns().tiles(own) {
-                let first = number * tile.step;
-                let queries = (a.queries - first).min(tile.step);
-                let at = |start: u64, stride: usize| start + (first * stride) as u64 * HALF;
-                for (start, stride) in [(head.q, a.q[1]), (head.out, a.out[1])] {
-                    let rows = Rows { from: at(start, stride), stride, there: queries };
-                    rows.count(tile.step_tile(), a.dim, (&mut self.blocks, times))?;
-                }
-                let (turn, is_last) = tile.turns().turn(own, number);
-                let of_bias = a.bias.map_or(0, |[.., of_s]| of_s);
-                let step = Step {
-                    q: at(head.q, a.q[1]) % SECTOR,
-                    lse: (head.lse + 4 * first as u64) % SECTOR,
-                    bias: (at(head.bias, of_bias) + first_row as u64 * HALF) % SECTOR,
-                    queries,
-                    keys,
-                    is_first: turn == 0,
-                    is_last,
-                };
-                self.steps += times;
-                let key = step.key();
-                self.blocks.count(key, times, |warp| step.list(tile, warp))?;
+    /// Counts all blocks, and their steps.
+    pub(super) fn all(&self) -> Option<(Accesses, u64)> {
+        if !is_known(self.a) {
+            return None;
+        }
+        let (mut blocks, mut steps) = (Blocks::new(), 0);
+        for (heads, times) in groups_of_heads(self.a) {
+            for own in 0..self.turns.key_tiles() {
+                steps += times * self.block(&heads, own, (&mut blocks, times))?;
             }
         }
+        Some((blocks.count, steps))
+    }
+
+    /// Counts a block of as many heads of keys. Returns its steps.
+    fn block(
+        &self,
+        heads: &[Head],
+        own: usize,
+        (blocks, times): (&mut Blocks, u64),
+    ) -> Option<u64> {
+        let (a, turns, first_row) = (self.a, self.turns, own * self.turns.keys);
+        let keys = (a.keys - first_row).min(turns.keys);
+        let mut steps = 0;
+        for (head, number) in heads.iter().flat_map(|of| turns.tiles(own).map(move |at| (of, at))) {
+            let first = number * turns.queries;
+            let queries = (a.queries - first).min(turns.queries);
+            let at = |start: u64, stride: usize| start + (first * stride) as u64 * HALF;
+            for (start, stride) in [(head.q, a.q[1]), (head.out, a.out[1])] {
+                let rows = Rows { from: at(start, stride), stride, there: queries };
+                rows.count(self.copied, [turns.queries, a.dim], (blocks, times))?;
+            }
+            let (turn, is_last) = turns.turn(own, number);
+            let of_bias = a.bias.map_or(0, |[.., of_s]| of_s);
+            let step = Step {
+                q: at(head.q, a.q[1]) % SECTOR,
+                lse: (head.lse + 4 * first as u64) % SECTOR,
+                bias: (at(head.bias, of_bias) + first_row as u64 * HALF) % SECTOR,
+                queries,
+                keys,
+                is_first: turn == 0,
+                is_last,
+            };
+            steps += 1;
+            blocks.count(step.key(), times, |warp| (self.list)(&step, warp))?;
+        }
         // Some query head reads each head of keys.
-        let Some(head) = heads.first() else { return None };
+        let head = heads.first()?;
         let at = |start: u64, stride: usize| start + (first_row * stride) as u64 * HALF;
         let both = [(at(head.k, a.k[1]), a.k[1]), (at(head.v, a.v[1]), a.v[1])];
         for (from, stride) in both {
             let rows = Rows { from, stride, there: keys };
-            rows.count(tile.block_tile(), a.dim, (&mut self.blocks, times))?;
+            if steps > 0 || self.copied == Copied::ByThreads {
+                rows.count(self.copied, [turns.keys, a.dim], (blocks, times))?;
+            }
         }
-        self.gradients(both, keys, times)
+        self.gradients(both, keys, (blocks, times))?;
+        Some(steps)
     }
 
     /// Counts the stores of the gradients of keys and values.
-    fn gradients(&mut self, both: [(u64, usize); 2], keys: usize, times: u64) -> Option<()> {
-        let a = &self.tile.attention;
+    fn gradients(
+        &self,
+        both: [(u64, usize); 2],
+        keys: usize,
+        (blocks, times): (&mut Blocks, u64),
+    ) -> Option<()> {
+        let a = self.a;
         let store = QuadStore::of(a.dtype, a.dim / 8, VECTOR);
         let key = [2, keys as u64].into_iter().chain(both.map(|(at, _)| at % SECTOR)).collect();
         let mut sites = Sites::default();
         let sites = [0; 2].map(|_| sites.device(store.width * HALF as usize));
-        self.blocks.count(key, times, |warp| {
-            for number in 0..WARPS {
+        blocks.count(key, times, |warp| {
+            for number in 0..self.warps {
                 for lane in 0..LANES {
                     for row in [0, 8].map(|r| number * 16 + lane / 4 + r) {
                         for n in (0..a.dim / 8).step_by(store.tiles()) {
@@ -195,81 +230,72 @@ impl Backward<'_> {
     }
 }
 
-impl Step {
-    fn key(&self) -> Vec<u64> {
-        let Step { q, lse, bias, queries, keys, is_first, is_last } = *self;
-        let turn = u64::from(is_first) + 2 * u64::from(is_last);
-        vec![1, q, lse, bias, queries as u64, keys as u64, turn]
-    }
-
-    /// Lists what threads access but for copies.
-    fn list(&self, tile: &FlashBackward, warp: &mut Warp) {
-        let mut sites = Sites::default();
-        let values = [0; 2].map(|_| sites.device(4));
-        let bias = sites.device(HALF as usize);
-        let sums = [0; 2].map(|_| sites.device(SUMS * 4));
-        let counter = [0; 2].map(|_| sites.device(4));
-        let groups = if tile.is_even() { tile.groups() } else { 1 };
-        let store = QuadStore::of(tile.attention.dtype, 2 * groups, VECTOR);
-        let to = sites.device(store.width * HALF as usize);
-        for number in 0..WARPS {
-            for lane in 0..LANES {
-                for score in 0..tile.step / 2 {
-                    let (n, e) = (score / 4, score % 4);
-                    let s = n * 8 + lane % 4 * 2 + e % 2;
-                    let j = number * 16 + lane / 4 + e / 2 * 8;
-                    if s >= self.queries {
-                        continue;
-                    }
-                    for site in values {
-                        warp.access(site, lane, self.lse + 4 * s as u64);
-                    }
-                    if let Some([.., stride]) = tile.attention.bias
-                        && j < self.keys
-                    {
-                        warp.access(bias, lane, self.bias + (s * stride + j) as u64 * HALF);
-                    }
+/// Lists what threads access but for copies.
+fn list_step(tile: &FlashBackward, step: &Step, warp: &mut Warp) {
+    let mut sites = Sites::default();
+    let values = [0; 2].map(|_| sites.device(4));
+    let bias = sites.device(HALF as usize);
+    let sums = [0; 2].map(|_| sites.device(SUMS * 4));
+    let counter = [0; 2].map(|_| sites.device(4));
+    let groups = if tile.is_even() { tile.groups() } else { 1 };
+    let store = QuadStore::of(tile.attention.dtype, 2 * groups, VECTOR);
+    let to = sites.device(store.width * HALF as usize);
+    for number in 0..WARPS {
+        for lane in 0..LANES {
+            for score in 0..tile.step / 2 {
+                let (n, e) = (score / 4, score % 4);
+                let s = n * 8 + lane % 4 * 2 + e % 2;
+                let j = number * 16 + lane / 4 + e / 2 * 8;
+                if s >= step.queries {
+                    continue;
                 }
-                let thread = number * LANES + lane;
-                for vector in 0..2 * tile.groups_of(number) {
-                    let at = ((vector * THREADS + thread) * SUMS * 4) as u64;
-                    let [load, store] = sums;
-                    if !self.is_first {
-                        warp.access(load, lane, at);
-                    }
-                    if !self.is_last {
-                        warp.access(store, lane, at);
-                    }
+                for site in values {
+                    warp.access(site, lane, step.lse + 4 * s as u64);
                 }
-                if thread == 0 {
-                    let passed = if self.is_last { &counter[..1] } else { &counter[..] };
-                    passed.iter().for_each(|site| warp.access(*site, lane, 0));
+                if let Some([.., stride]) = tile.attention.bias
+                    && j < step.keys
+                {
+                    warp.access(bias, lane, step.bias + (s * stride + j) as u64 * HALF);
                 }
             }
-            if self.is_last {
-                (0..LANES)
-                    .for_each(|lane| self.list_queries(tile, (store, to), number, (warp, lane)));
+            let thread = number * LANES + lane;
+            for vector in 0..2 * tile.groups_of(number) {
+                let at = ((vector * THREADS + thread) * SUMS * 4) as u64;
+                let [load, store] = sums;
+                if !step.is_first {
+                    warp.access(load, lane, at);
+                }
+                if !step.is_last {
+                    warp.access(store, lane, at);
+                }
             }
-            warp.end();
+            if thread == 0 {
+                let passed = if step.is_last { &counter[..1] } else { &counter[..] };
+                passed.iter().for_each(|site| warp.access(*site, lane, 0));
+            }
         }
+        if step.is_last {
+            (0..LANES).for_each(|lane| list_queries(tile, step, (store, to), number, (warp, lane)));
+        }
+        warp.end();
     }
+}
 
-    /// Lists a lane's stores of the gradient of queries.
-    fn list_queries(
-        &self,
-        tile: &FlashBackward,
-        (store, to): (QuadStore, Site),
-        number: usize,
-        (warp, lane): (&mut Warp, usize),
-    ) {
-        let first_group = tile.first_group(number);
-        for row in [0, 8].map(|r| number % tile.row_warps() * 16 + lane / 4 + r) {
-            for c in (0..tile.groups_of(number)).step_by(store.tiles().div_ceil(2)) {
-                let column = (first_group + c) * 16 + store.column_of(lane, 0);
-                if row < self.queries {
-                    let at = (row * tile.attention.q[1] + column) as u64 * HALF;
-                    warp.access(to, lane, self.q + at);
-                }
+/// Lists a lane's stores of the gradient of queries.
+fn list_queries(
+    tile: &FlashBackward,
+    step: &Step,
+    (store, to): (QuadStore, Site),
+    number: usize,
+    (warp, lane): (&mut Warp, usize),
+) {
+    let first_group = tile.first_group(number);
+    for row in [0, 8].map(|r| number % tile.row_warps() * 16 + lane / 4 + r) {
+        for c in (0..tile.groups_of(number)).step_by(store.tiles().div_ceil(2)) {
+            let column = (first_group + c) * 16 + store.column_of(lane, 0);
+            if row < step.queries {
+                let at = (row * tile.attention.q[1] + column) as u64 * HALF;
+                warp.access(to, lane, step.q + at);
             }
         }
     }

@@ -7,13 +7,14 @@
 //! the text in tests. Blocks whose addresses differ by multiples of a sector are counted once
 //! (`Blocks::count`).
 //!
-//! Counted are fused loops over rows, products and attention on CUDA cores and by `mma.sync` (of the
-//! latter `ldmatrix` alone counts as shared memory), sums of slices, operations along a dim, and
-//! what moves elements to places that the kernel names. Nothing is known here of other families, of
-//! images on tensor cores, of attention within documents or with dropout, of what is largest, of
-//! orders, of what ids, routers or launch scalars decide, of what TMA copies, and of loops whose
-//! loads a compiler may move or leave out: those that nothing uses, and in F64 those beside
-//! functions of the library.
+//! Counted are fused loops over rows, products and attention on CUDA cores, by `mma.sync` and by
+//! `wgmma`, sums of slices, operations along a dim, and what moves elements to places that the
+//! kernel names. Of shared memory `ldmatrix` alone counts by `mma.sync`, and by `wgmma` what threads
+//! access. Each row of a box that TMA copies is a request, of which nothing is fetched beyond the
+//! tensor. Nothing is known here of images and of scales on tensor cores, of attention within
+//! documents or with dropout, of what is largest, of orders, of what ids, routers or launch scalars
+//! decide, and of loops whose loads a compiler may move or leave out: those that nothing uses, and
+//! in F64 those beside functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
@@ -21,12 +22,14 @@
 mod attention;
 mod flash;
 mod flash_backward;
+mod flash_warpgroup_backward;
 mod lines;
 mod moves;
 mod product;
 mod reduction;
 mod rows;
 mod tensor;
+mod warpgroup;
 
 use std::collections::BTreeMap;
 
@@ -76,10 +79,10 @@ impl Function {
             Tile::Flash(tile) => flash::flash(tile),
             Tile::Attention(tile) => attention::attention(tile, self.grid),
             Tile::FlashBackward(tile) => flash_backward::flash_backward(tile),
-            Tile::Warpgroup(_)
-            | Tile::FlashWarpgroup(_)
-            | Tile::FlashWarpgroupBackward(_)
-            | Tile::Routing(_) => None,
+            Tile::FlashWarpgroup(tile) => flash::flash_warpgroup(tile),
+            Tile::FlashWarpgroupBackward(tile) => flash_warpgroup_backward::backward(tile),
+            Tile::Warpgroup(tile) => warpgroup::warpgroup(tile),
+            Tile::Routing(_) => None,
         }
     }
 }

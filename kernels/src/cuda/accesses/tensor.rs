@@ -168,15 +168,27 @@ pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
 impl TensorTile {
     /// For each slice the first unit of k, and its steps.
     fn slices(&self, k: usize) -> Option<Vec<[usize; 2]>> {
-        let (tile_k, all) = (self.shape.tile[2], k.div_ceil(self.shape.tile[2]));
-        if self.workspace.is_none() {
-            return Some(vec![[0, all]]);
-        }
-        let slice = self.elements.in_units(self.product.slice())?;
-        let per_slice = slice / tile_k;
-        let steps = |at: usize| [at * slice, all.saturating_sub(at * per_slice).min(per_slice)];
-        Some((0..self.product.tiling.split).map(steps).collect())
+        let sizes = [k, self.shape.tile[2]];
+        let slice = match self.workspace {
+            Some(_) => Some(self.elements.in_units(self.product.slice())?),
+            None => None,
+        };
+        Some(slices_of_k(sizes, slice, self.product.tiling.split))
     }
+}
+
+/// The first point of k of each slice and its steps, given points of k and of a step; those of the
+/// whole where no slice is summed by itself.
+pub(super) fn slices_of_k(
+    [k, tile_k]: [usize; 2],
+    slice: Option<usize>,
+    split: usize,
+) -> Vec<[usize; 2]> {
+    let all = k.div_ceil(tile_k);
+    let Some(slice) = slice else { return vec![[0, all]] };
+    let per_slice = slice / tile_k;
+    let steps = |at: usize| [at * slice, all.saturating_sub(at * per_slice).min(per_slice)];
+    (0..split).map(steps).collect()
 }
 
 /// How sums of a block are stored.

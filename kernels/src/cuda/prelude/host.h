@@ -58,6 +58,7 @@ inline float smaller_or_nan(float a, float b) { return a != a || a < b ? a : b; 
 inline float normal_reciprocal(float x) { return 1.0f / x; }
 
 struct Index { unsigned int x, y, z; };
+struct TensorMap;
 
 namespace shim {
 
@@ -88,6 +89,8 @@ struct Fiber {
   u_int64_t group;
   // Barriers that it has passed: of the block, and of the warp.
   unsigned int blocks, warps;
+  // How often it has met others: at those, at barriers in memory, and by instructions of a warpgroup.
+  u_int64_t meetings;
   // What it has written to shared memory since it fenced that from TMA, as first and last bytes.
   std::vector<std::pair<size_t, size_t>> unfenced;
   std::vector<TmaStore> stores;
@@ -245,9 +248,21 @@ inline void count_access(const void*, size_t, const void*, bool) {}
 #endif
 // A thread comes by an instruction that others of its warp access memory by.
 void pass_access(const void* instruction);
+// Counts bytes of a buffer that TMA reads or writes, and what is there of each row of a box.
+void count_bytes(const void* place, size_t bytes);
+void count_box(const TensorMap& map, const int* first);
 #ifndef SHIM_COUNTED
 inline void pass_access(const void*) {}
+inline void count_bytes(const void*, size_t) {}
+inline void count_box(const TensorMap&, const int*) {}
 #endif
+// While it is there accesses do not count. Hooks come after what a compiler leaves out, to which the
+// flag must look as if accesses read it.
+struct Uncounted {
+  bool before = is_internal;
+  Uncounted() { is_internal = true; asm volatile("" ::: "memory"); }
+  ~Uncounted() { asm volatile("" ::: "memory"); is_internal = before; }
+};
 
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
@@ -563,6 +578,7 @@ inline void sync_block() {
   shim::pause_at_times();
   shim::barrier_wait(shim::block.all, shim::block.fibers.size(), "sync_block");
   shim::block.current->blocks += 1;
+  shim::block.current->meetings += 1;
 }
 namespace shim {
 inline void sync_lanes(const char* place) {
@@ -594,6 +610,7 @@ inline void end_turn(unsigned int* counter, unsigned int next) {
 inline void sync_warp() {
   shim::sync_lanes("sync_warp");
   shim::block.current->warps += 1;
+  shim::block.current->meetings += 1;
 }
 // A shuffle does not order accesses to memory.
 template <class T> T shuffle(T x, int lane) {
@@ -626,13 +643,15 @@ template <class W> void need_aligned(const void* place) {
   abort();
 }
 }  // namespace shim
-template <class T, int N> Vector<T, N> load_vector(const T* from) {
+// At each place that they are called from they are instructions of its own.
+#define ONE_PLACE inline __attribute__((always_inline))
+template <class T, int N> ONE_PLACE Vector<T, N> load_vector(const T* from) {
   Vector<T, N> x;
   shim::need_aligned<Vector<T, N>>(from);
   memcpy((void*)&x, from, sizeof x);
   return x;
 }
-template <class T, int N> void store_vector(T* to, const Vector<T, N>& x) {
+template <class T, int N> ONE_PLACE void store_vector(T* to, const Vector<T, N>& x) {
   shim::need_aligned<Vector<T, N>>(to);
   memcpy((void*)to, &x, sizeof x);
 }
@@ -688,9 +707,8 @@ template <class P, class F> void warp_collective(P mine, F f) {
   if (is_last) {
     P* all[32];
     for (size_t i = 0; i < 32; i++) all[i] = (P*)block.shown[warp * 32 + i];
-    is_internal = true;
+    Uncounted here;
     f(all);
-    is_internal = false;
   }
   barrier_wait(block.warps[warp], 32, "an instruction of the warp");
 }
@@ -956,6 +974,7 @@ inline void load_box(void* to, const TensorMap& map, const void* place, const in
   size_t start = (unsigned char*)to - block.dynamic, bytes = checked_box(start, map, count);
   if (!bytes) return;
   check_not_read(start, bytes);
+  count_box(map, coordinates);
   // Before the copy ends its bytes are anything.
   memset(shared_bytes(start, bytes), 0xff, start + bytes <= block.dynamic_bytes ? bytes : 0);
   std::vector<int> first(coordinates, coordinates + count);
@@ -989,6 +1008,7 @@ inline void store_box(const void* from, const TensorMap& map, const int* first, 
   size_t start = (const unsigned char*)from - block.dynamic, bytes = checked_box(start, map, count);
   if (!bytes || start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
   check_fenced(start, bytes);
+  count_box(map, first);
   each_of_box(map, first, [&](size_t byte, bool is_there, size_t offset) {
     const unsigned char* at = shared_bytes(swizzled(start + byte), map.element);
     if (is_there) memcpy((unsigned char*)map.base + offset, at, map.element);
@@ -1005,9 +1025,11 @@ inline void store_numbers(float* to, const void* from, size_t bytes, bool adds) 
   if (start + bytes > block.dynamic_bytes) { find("a store is not in shared memory"); return; }
   if (me.has_waited) find("thread %u has TMA write before a fence", me.index.x);
   check_fenced(start, bytes);
+  count_bytes(to, bytes);
   const unsigned char* held = block.dynamic + start;
   std::vector<unsigned char> copied(held, held + bytes);
   auto end = [=] {
+    Uncounted here;
     for (size_t i = 0; i < bytes / 4; i++) {
       float x;
       memcpy(&x, copied.data() + 4 * i, 4);
@@ -1042,6 +1064,7 @@ template <class F> void warpgroup_collective(const void* mine, F f) {
   block.shown[lane()] = mine;
   if (warpgroup().barrier.waiting.size() + 1 == 128) f();
   barrier_wait(warpgroup().barrier, 128, "an instruction of the warpgroup");
+  block.current->meetings += 1;
 }
 
 inline void set_registers(unsigned int count, bool more) {
@@ -1103,6 +1126,7 @@ template <class T> float shared_byte(size_t at) {
 
 // Adds a product to 64 x COLUMNS accumulators, of K points: x gives the elements of the first operand.
 template <int COLUMNS, int K = 16, class X, class Y> void multiply(float* const* all, X x_at, Y y_at) {
+  Uncounted here;
   static thread_local float x[64][K], y[K][COLUMNS], z[64][COLUMNS];
   for (int k = 0; k < K; k++) {
     for (int i = 0; i < 64; i++) x[i][k] = x_at(i, k);
@@ -1174,6 +1198,7 @@ inline void mbarrier_wait(unsigned long long* place, unsigned int parity) {
     shim::next();
     shim::block.current->waits = nullptr;
   }
+  shim::block.current->meetings += 1;
   shim::interleave();
 }
 template <class... C> void tma_load(void* to, const TensorMap& map, unsigned long long* barrier, C... at) {
@@ -1184,6 +1209,9 @@ template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
   size_t at = (unsigned char*)to - shim::block.dynamic;
   shim::need_aligned<Vector<T, N>>(to);
   shim::check_not_read(at, sizeof x);
+  static const char instruction = 0;
+  shim::count_access(to, sizeof x, &instruction, false);
+  shim::Uncounted here;
   memcpy(shim::shared_bytes(at, sizeof x), &x, sizeof x);
   shim::block.current->unfenced.push_back({at, at + sizeof x});
 }
@@ -1192,6 +1220,7 @@ inline void sync_warpgroup(unsigned int barrier) {
   if (barrier < 1 || barrier > 15) shim::find("there is no barrier %u", barrier);
   shim::interleave();
   shim::barrier_wait(shim::block.named[barrier], 128, "sync_warpgroup");
+  shim::block.current->meetings += 1;
 }
 template <class... C> void tma_store(const TensorMap& map, const void* from, C... at) {
   int coordinates[] = {at...};
