@@ -75,7 +75,28 @@ impl RowReduction {
         self.rows.cols.div_ceil(self.segment)
     }
 
-    fn width(&self) -> usize {
+    /// Numbers in shared memory between those of adjacent columns of a vector. The same element of
+    /// the vectors of a warp lies side by side, and columns that follow each other in other banks.
+    pub(super) fn column_pitch(&self) -> usize {
+        let (columns, width) = (self.segment.min(self.rows.cols), self.width());
+        // As many as a turn of the banks serves.
+        let at_once = 128 / self.rows.dtype.size() as usize;
+        match width {
+            1 => columns,
+            _ => columns.div_ceil(width).next_multiple_of(at_once) + at_once / width,
+        }
+    }
+
+    /// Where the sum of column `col` lies in shared memory.
+    fn place_of_column(&self) -> String {
+        let column = if self.segments() > 1 { "(col - base)" } else { "col" };
+        match self.width() {
+            1 => column.to_owned(),
+            width => format!("{column} % {width} * {} + {column} / {width}", self.column_pitch()),
+        }
+    }
+
+    pub(super) fn width(&self) -> usize {
         self.vector.as_ref().map_or(1, |vector| vector.width)
     }
 
@@ -380,12 +401,11 @@ impl RowReduction {
         let bare = Program::new(rows, Vec::new(), self.vector.as_ref());
         let none = BTreeSet::new();
         if self.in_registers && self.group < THREADS {
-            let most = self.segment.min(rows.cols);
-            line!(text, "SHARED({}, columns, {most});", element(rows.dtype));
+            let count = self.width() * self.column_pitch();
+            line!(text, "SHARED({}, columns, {count});", element(rows.dtype));
         }
         for (at, workspace) in self.columns().filter(|_| self.in_registers) {
             let sum = self.column(at, workspace);
-            let base = if self.segments() > 1 { " - base" } else { "" };
             if self.group == THREADS {
                 self.open_columns(&bare, (&none, &[]), text);
                 line!(text, "{workspace}[block * {} + col] = {sum};", rows.cols);
@@ -395,7 +415,7 @@ impl RowReduction {
             line!(text, "for (u32 warp = 0; warp < {}; warp += 1) {{", THREADS / 32);
             line!(text, "if (threadIdx.x / 32 == warp) {{");
             self.open_columns(&bare, (&none, &[]), text);
-            let column = format!("columns[col{base}]");
+            let column = format!("columns[{}]", self.place_of_column());
             let next = combined(ReduceOp::Sum, rows.dtype, &column, &sum);
             line!(text, "{column} = warp == 0 ? {sum} : {next};");
             self.close_columns(&bare, &[], text);

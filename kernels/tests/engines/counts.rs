@@ -20,6 +20,8 @@ use crate::{Case, Random, runs_all};
 /// Rows and columns of what moves memory.
 const ROWS: usize = 24;
 const COLS: usize = 4096;
+/// Rows whose columns are summed: those of 4,096 rows take the shim a minute.
+const SUMMED: usize = 256;
 
 fn load(input: usize) -> Instr {
     Instr::Load { input }
@@ -35,6 +37,14 @@ fn program(dtype: DType, columns: usize, instrs: Vec<Instr>, outputs: Vec<Output
     let per_column = RowInput { dtype: DType::F32, access: Access::per_column() };
     inputs.extend(vec![per_column; columns]);
     Kernel::Rows(Rows { rows: ROWS, cols: COLS, dtype: DType::F32, inputs, instrs, outputs })
+}
+
+/// Sums of the columns of BF16.
+fn column_sums(rows: usize) -> Kernel {
+    let inputs = vec![RowInput { dtype: DType::BF16, access: Access::full(rows, COLS) }];
+    let outputs = vec![Output::ColSum { value: 0, accumulate: false }];
+    let (dtype, instrs) = (DType::F32, vec![load(0)]);
+    Kernel::Rows(Rows { rows, cols: COLS, dtype, inputs, instrs, outputs })
 }
 
 fn stored(value: usize, dtype: DType) -> Vec<Output> {
@@ -137,11 +147,10 @@ fn products() -> Vec<Counted> {
 /// Kernels of other families.
 fn others() -> Vec<Counted> {
     let (older, newer) = (Arch::Sm80, Arch::Sm90a);
-    let columns = vec![Output::ColSum { value: 0, accumulate: false }];
     let a = windowed(&mut Random::new(11), [128, 256, 1, 64]);
     let a = Attention { window: 0, ..a };
     vec![
-        ("sums of columns, BF16", older, program(DType::BF16, 0, vec![load(0)], columns)),
+        ("sums of columns, BF16", older, column_sums(SUMMED)),
         ("attention by mma.sync", older, Kernel::Attention(a.clone())),
         ("its gradient by mma.sync", older, Kernel::AttentionBwd(a.clone())),
         (
@@ -202,7 +211,7 @@ fn streams_take_the_sectors_and_turns_of_their_bytes() {
 }
 
 /// Counts, and prints their table: sectors, and turns of banks and of `ldmatrix`, are the least.
-fn assert_are_least(name: &str, all: &[Counted], sectors_max: impl Fn(&str) -> f64) {
+fn assert_are_least(name: &str, all: &[Counted]) {
     println!(
         "| kernel | bytes of requests over compulsory | sectors | turns of banks | ldmatrix |"
     );
@@ -212,7 +221,7 @@ fn assert_are_least(name: &str, all: &[Counted], sectors_max: impl Fn(&str) -> f
         let [sectors, turns, of_matrices] = of.map(times);
         println!("| {what} | {asked:.2} | {sectors:.2} | {turns:.2} | {of_matrices:.2} |");
         let is_least = turns <= 1.0 && of_matrices <= 1.0;
-        assert!(sectors <= sectors_max(what) && is_least, "{what}: {counts:?}");
+        assert!(sectors <= 1.05 && is_least, "{what}: {counts:?}");
     }
 }
 
@@ -222,7 +231,7 @@ fn products_take_the_sectors_of_their_bytes_and_load_without_bank_conflicts() {
         println!("skipped: no C++ compiler");
         return;
     }
-    assert_are_least("counts-products", &products(), |_| 1.05);
+    assert_are_least("counts-products", &products());
 }
 
 #[test]
@@ -234,9 +243,7 @@ fn other_matrices_are_loaded_without_bank_conflicts() {
     if !runs_all() {
         return;
     }
-    let is_sum = |what: &str| what.starts_with("sums of columns");
-    let most = |what: &str| if is_sum(what) { f64::INFINITY } else { 1.05 };
-    assert_are_least("counts-others", &others(), most);
+    assert_are_least("counts-others", &others());
 }
 
 /// Products of linear layers: of the model, tokens, the layer's inputs and its outputs.

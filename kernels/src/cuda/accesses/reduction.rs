@@ -219,6 +219,15 @@ impl RowReduction {
         (chunk * self.chunk).min(end)..((chunk + 1) * self.chunk).min(end)
     }
 
+    /// Where the sum of a column of the block lies in shared memory.
+    fn place_of(&self, column: usize) -> u64 {
+        let place = match self.width() {
+            1 => column,
+            width => column % width * self.column_pitch() + column / width,
+        };
+        place as u64
+    }
+
     /// The columns of a lane in steps of a vector, given its number in the row's threads.
     fn columns_of(&self, lane: usize, [base, end]: [usize; 2]) -> impl Iterator<Item = usize> {
         let width = self.vector.as_ref().map_or(1, |vector| vector.width);
@@ -375,7 +384,7 @@ impl LastSums {
             }
             for first in body.tile.columns_of(lane, place.columns) {
                 for col in first..first + body.width {
-                    let column = (col - base) as u64 * load.bytes;
+                    let column = body.tile.place_of(col - base) * load.bytes;
                     if at > 0 {
                         warp.access(*load, lane, column);
                     }
@@ -383,7 +392,7 @@ impl LastSums {
                 }
             }
             for col in (base + at * LANES + lane..end).step_by(THREADS as usize) {
-                warp.access(*read, lane, (col - base) as u64 * read.bytes);
+                warp.access(*read, lane, body.tile.place_of(col - base) * read.bytes);
                 let sum = place.block * body.tile.rows.cols + col;
                 warp.access(*to, lane, sum as u64 * to.bytes);
             }
