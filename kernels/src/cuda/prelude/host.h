@@ -342,6 +342,12 @@ inline void interleave() {
   next();
 }
 
+// The same before a fence, in orders in which no warp is slow: what a thread has written may be
+// fenced long after a barrier that comes between.
+inline void interleave_fence() {
+  if (block.slow_warp >= block.warps.size()) interleave();
+}
+
 // Another block goes on first.
 inline void pause() {
   Fiber* me = block.current;
@@ -1215,7 +1221,10 @@ template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
   memcpy(shim::shared_bytes(at, sizeof x), &x, sizeof x);
   shim::block.current->unfenced.push_back({at, at + sizeof x});
 }
-inline void fence_proxy_async() { shim::block.current->unfenced.clear(); }
+inline void fence_proxy_async() {
+  shim::interleave_fence();
+  shim::block.current->unfenced.clear();
+}
 inline void sync_warpgroup(unsigned int barrier) {
   if (barrier < 1 || barrier > 15) shim::find("there is no barrier %u", barrier);
   shim::interleave();
