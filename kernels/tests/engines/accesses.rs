@@ -112,7 +112,8 @@ fn random_lines(number: usize) -> Case {
 /// that takes long.
 fn random_attentions(number: usize, on_cores: bool) -> Option<[Case; 2]> {
     let mut random = Random::new(number as u64 + if on_cores { 2300 } else { 1700 });
-    let dtype = random.pick(&[DType::F32, DType::F64, DType::BF16]);
+    let dtype = random.pick(&[DType::F32, DType::BF16]);
+    let dtype = if number % 8 == 7 { DType::F64 } else { dtype };
     let a = match on_cores {
         true => random_attention(&mut random, dtype),
         false => random_flash(&mut random, &[16, 48, 64, 80, 128]),

@@ -261,12 +261,17 @@ impl Layout<'_> {
     }
 }
 
+/// Whether a compiler may leave out loads of `lse` in a gradient: where no query sees a key, whose
+/// loads nothing uses, and beside the functions of F64.
+fn may_be_left_out(a: &Attention) -> bool {
+    a.dtype == DType::F64 || (0..a.queries).all(|s| a.visible(s).is_empty())
+}
+
 /// Accesses of a part of attention; none where documents, draws, a position or a scalar of the
-/// launch decide, or where a compiler may load `lse` only for a key that is seen: beside the
-/// functions of F64.
+/// launch decide, or where a compiler may leave out loads.
 pub(super) fn attention(tile: &AttentionTile, grid: u64) -> Option<Accesses> {
     let a = &tile.attention;
-    if !is_known(a) || a.dtype == DType::F64 && tile.part != Part::Forward {
+    if !is_known(a) || tile.part != Part::Forward && may_be_left_out(a) {
         return None;
     }
     let (bytes, computed) = (a.dtype.size() as usize, a.dtype.accumulation().size() as usize);
