@@ -99,8 +99,8 @@ impl Library {
 
     /// The same, which counts accesses to buffers and to shared memory.
     pub(crate) fn counted(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
-        // What a compiler copies for some of a warp's lanes, or for some turns of a loop, would be a
-        // request of its own, and what it moves to a branch would be asked for by some lanes.
+        // What a compiler copies for some of a warp's lanes, or for some turns of a loop, would be
+        // a request of its own, and what it moves to a branch would be asked for by some lanes.
         let own = ["-fno-thread-jumps", "-fno-tree-loop-optimize", "-fno-tree-sink"];
         let options = [&["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED][..], &own].concat();
         Library::compile(name, kernels, &|_, text| text, &options)

@@ -9,12 +9,12 @@
 //!
 //! Counted are fused loops over rows, products and attention on CUDA cores, by `mma.sync` and by
 //! `wgmma`, sums of slices, operations along a dim, and what moves elements to places that the
-//! kernel names. Of shared memory `ldmatrix` alone counts by `mma.sync`, and by `wgmma` what threads
-//! access. Each row of a box that TMA copies is a request, of which nothing is fetched beyond the
-//! tensor. Nothing is known here of images and of scales on tensor cores, of attention within
-//! documents or with dropout, of what is largest, of orders, of what ids, routers or launch scalars
-//! decide, and of loops whose loads a compiler may move or leave out: those that nothing uses, and
-//! in F64 those beside functions of the library.
+//! kernel names. Of shared memory `ldmatrix` alone counts by `mma.sync`, and by `wgmma` what
+//! threads access. Each row of a box that TMA copies is a request, of which nothing is fetched
+//! beyond the tensor. Nothing is known here of images and of scales on tensor cores, of attention
+//! within documents or with dropout, of what is largest, of orders, of what ids, routers or launch
+//! scalars decide, and of loops whose loads a compiler may move or leave out: those that nothing
+//! uses, and in F64 those beside functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
