@@ -116,6 +116,8 @@ impl Function {
         parameters.extend(maps.map(|map| format!("TENSOR_MAP {}", map.name)));
         line!(text, "// {self}");
         line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
+        // Whoever launches it may let it start while the launch before it ends.
+        line!(text, "griddep_wait();");
         for Named { name, offset } in &self.offsets {
             if let Offset::Fixed(value) = offset {
                 line!(text, "const i64 {name} = {};", whole(*value));

@@ -512,6 +512,9 @@ fn kernels_have_the_instructions_that_they_were_written_for() {
             let operations = functions.iter().flat_map(|of| of.iter());
             let count = operations.filter(|operation| kind(operation) != "NOP").count();
             println!("{what} for {arch}: {count} operations");
+            let waits = |of: &&Vec<String>| of.iter().any(|operation| kind(operation) == "ACQBULK");
+            let has_waits = functions.iter().all(waits);
+            assert_eq!(has_waits, arch >= Arch::Sm90a, "{what} for {arch} waits for launches");
             assert_eq!(wrong(expected, &functions), Vec::<String>::new(), "{what} for {arch}");
         }
     }

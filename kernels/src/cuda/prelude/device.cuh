@@ -56,6 +56,13 @@ PART float normal_reciprocal(float x) {
 // A number of which the compiler knows nothing.
 PART unsigned int opaque(unsigned int x) { asm volatile("" : "+r"(x)); return x; }
 
+// Waits until the launches before it have ended, and what they wrote is seen: where it is launched
+// before they have.
+PART void griddep_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 PART void sync_block() { __syncthreads(); }
 PART void sync_warp() { __syncwarp(); }
 // Waits until a counter in global memory is the number of a turn: what was written before the turn

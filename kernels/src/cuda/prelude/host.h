@@ -580,6 +580,8 @@ extern "C" const char* shim_report() {
 #define blockDim shim::block_size
 #define gridDim shim::grid_size
 
+// Launches follow each other.
+inline void griddep_wait() {}
 inline void sync_block() {
   shim::pause_at_times();
   shim::barrier_wait(shim::block.all, shim::block.fibers.size(), "sync_block");
