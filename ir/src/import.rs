@@ -31,7 +31,7 @@
 //! | `E1107` | a feature of a supported kind that is not supported | 4 |
 //! | `E1108` | an option that does not fit the model | 2 |
 //! | `W1109` | a field of a config that nobody reads | |
-//! | `W1110` | weights that are stored in a form that is not read | |
+//! | `W1114` | weights that are stored in a form that is not read | |
 //!
 //! A `.graph` text may also have what the chapter of this crate lists for texts.
 

@@ -16,6 +16,7 @@ use codegen::executable::{Features, shares_whole_samples};
 use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use ir::plan::Prediction;
+use ir::target::Arch;
 use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
@@ -652,15 +653,18 @@ fn page(subject: &Subject, answer: &SearchResult, found: &Finalists, aim: Aim) -
     if !answer.complete {
         text += "the search was cut off\n";
     }
-    text += &match subject.target {
-        Some(target) => {
-            format!("executed by {}: `-o DIR` writes what starts it\n", target.tool().title())
-        }
-        None => {
-            let lacking = not_executed(&best.configuration).join(", ");
-            format!("not executed by this version: {lacking}\n")
-        }
-    };
+    text + &executed(subject, &best.configuration)
+}
+
+/// Who executes a plan, or why nobody does yet.
+fn executed(subject: &Subject, plan: &Configuration) -> String {
+    if let Some(target) = subject.target {
+        return format!("executed by {}: `-o DIR` writes what starts it\n", target.tool().title());
+    }
+    let mut text = format!("not executed by this version: {}\n", not_executed(plan).join(", "));
+    if let Some(ir::Target::Cuda(arch @ Arch::Sm100)) = subject.cluster.target() {
+        text += &format!("times are of tcgen05; kernels for {arch} still multiply by mma.sync\n");
+    }
     text
 }
 

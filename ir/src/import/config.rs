@@ -149,7 +149,7 @@ fn scaled_blocks(fields: &mut Fields<'_>) -> Option<[usize; 2]> {
         return Some([*rows, *columns]);
     }
     let headline = format!("weights that are stored by `{method}` are not read");
-    let warning = fields.warning("W1110", KEY, headline);
+    let warning = fields.warning("W1114", KEY, headline);
     fields.warn(
         warning
             .note("read are those of `fp8` with a `weight_block_size` of rows and columns")

@@ -163,8 +163,7 @@ fn tensors_that_would_be_one_have_to_be_equal() {
     assert_eq!(check(numbers(12), &[12]), [format!("{headline}{dims}")]);
 }
 
-/// Tensors that are codes with scales, as `[(name, dims)]`, of blocks of two rows and three columns;
-/// others are numbers.
+/// Tensors of the given dims: codes where they are called `weight`, else numbers.
 fn coded(scratch: &Scratch, tensors: &[(&str, &[usize])]) -> Weights {
     let named = tensors.iter().enumerate().map(|(at, (name, dims))| {
         let count: usize = dims.iter().product();
