@@ -91,6 +91,7 @@ fn question(case: &Case, cluster: &Cluster) -> PlanRequest {
         precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
+        lora: None,
         limits,
     }
 }

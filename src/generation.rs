@@ -212,6 +212,7 @@ pub fn plan_forward(
         offload: Offload::default(),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
+        lora: None,
         functions,
         predictions: BTreeMap::new(),
     })

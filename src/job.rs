@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ir::dim::{Bindings, Dim};
 use ir::import::{Architecture, Description, Options};
+use ir::lora::Lora;
 use ir::plan::Optimizer;
 use ir::precision::{Products, ROLES};
 use ir::{DType, Diagnostic, Module, TensorType};
@@ -273,6 +274,8 @@ pub struct PlanRequest {
     pub optimizer: Optimizer,
     /// The norm to which gradients are clipped.
     pub clip: Option<f64>,
+    /// The adapters that are trained in place of the model: the module has them.
+    pub lora: Option<Lora>,
     /// What may be chosen.
     pub limits: Limits,
 }
@@ -291,6 +294,7 @@ impl PlanRequest {
             precision: self.precision,
             optimizer: self.optimizer,
             clip: self.clip,
+            lora: self.lora.clone(),
             limits: self.limits.clone(),
             evaluations_max: EVALUATIONS_MAX,
         }

@@ -30,6 +30,7 @@
 //!     precision: Precision::uniform(DType::F32),
 //!     optimizer: ADAMW,
 //!     clip: None,
+//!     lora: None,
 //!     limits: Limits::default(),
 //! };
 //! let found = plan(&question.job())?;

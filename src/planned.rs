@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ir::import::{Description, Model, Options};
+use ir::lora::{Lora, adapt};
 use ir::plan::Prediction;
 use ir::{Diagnostic, Module, Plan, Span, Target};
 use planner::configuration::Configuration;
@@ -67,7 +68,7 @@ impl Built {
     pub fn of(wanted: &Wanted<'_>) -> Result<Built, Failure> {
         let precision = types(wanted.dtype)?;
         let description = crate::resolve_quietly(wanted.model)?.description;
-        let (model, module) = build(&description, wanted.seq, precision, wanted.target)?;
+        let (model, module) = build(&description, wanted.seq, precision, (wanted.target, None))?;
         Ok(Built { model, module, precision })
     }
 
@@ -84,6 +85,7 @@ impl Built {
             precision: self.precision,
             optimizer: job::ADAMW,
             clip: Some(1.0),
+            lora: None,
             predictions: wanted.predictions.clone(),
         }
     }
@@ -104,7 +106,7 @@ fn build(
     description: &Description,
     seq: usize,
     precision: ir::precision::Precision,
-    target: Option<Target>,
+    (target, lora): (Option<Target>, Option<&Lora>),
 ) -> Result<(Model, Module), Failure> {
     let (dtype, dropout) = (precision.accumulate, None);
     if let Some(own) = job::graph_dtype(description).filter(|own| *own != dtype) {
@@ -115,6 +117,9 @@ fn build(
     let options = Options { seq, dtype, dropout, documents: false };
     let mut model = crate::import(description, &options)?;
     crate::lay_out(&mut model, target);
+    if let Some(lora) = lora {
+        adapt(&mut model, lora)?;
+    }
     let module = codegen::prepare::prepare_training_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }
@@ -138,8 +143,10 @@ pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failur
     let plan = ir::text::parse_plan(path, text)?;
     let named = Path::new(&plan.model);
     let found = crate::resolve(model.unwrap_or(named)).map_err(Failure::from);
-    let found =
-        found.and_then(|found| build(&found.description, plan.seq, plan.precision, plan.target));
+    let found = found.and_then(|found| {
+        let of = (plan.target, plan.lora.as_ref());
+        build(&found.description, plan.seq, plan.precision, of)
+    });
     let (built, module) = match (found, model) {
         (Ok(built), _) => built,
         (Err(failure), Some(_)) => return Err(failure),

@@ -86,6 +86,7 @@ impl Training {
             precision,
             optimizer: settings.optimizer(),
             clip: settings.clip(),
+            lora: lora.clone(),
             limits: settings.limits.limits()?,
         };
         let (plan, summary) = find_plan(from, &question)?;
@@ -307,8 +308,11 @@ pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan,
 /// # Errors
 /// As [`read_plan`].
 pub fn check_plan(path: &str, plan: Plan, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
-    // It is compiled for the cluster that is asked about, and older texts do not say.
-    let plan = Plan { target: question.cluster.target(), ..plan };
+    // It is compiled for the cluster that is asked about. Older texts do not say for which one,
+    // nor whose adapters are trained.
+    let says_adapters = plan.lora.is_some();
+    let lora = plan.lora.clone().or_else(|| question.lora.clone());
+    let plan = Plan { target: question.cluster.target(), lora, ..plan };
     let mut wrong = Vec::new();
     let mut compare = |what: &str, flag: &str, asked: String, planned: String| {
         if asked != planned {
@@ -331,12 +335,22 @@ pub fn check_plan(path: &str, plan: Plan, question: &PlanRequest) -> Result<Plan
     }
     let shown = |clip: Option<f64>| clip.unwrap_or(0.0).to_string();
     compare("gradients clipped to", "--clip", shown(question.clip), shown(plan.clip));
+    let shown =
+        |lora: &Option<Lora>| lora.as_ref().map_or("none".to_owned(), |lora| lora.to_string());
+    compare("the adapters", "--lora", shown(&question.lora), shown(&plan.lora));
     if plan.optimizer != question.optimizer {
         let headline = "the plan is for another optimizer, or another weight decay";
         let help = "write its `decay` as --weight-decay and its `decay_biases` as \
                     --bias-weight-decay, or plan again";
         wrong.push(Diagnostic::error("E5006", Span::of(path), headline).help(help));
     }
-    wrong.extend(planner::check::check(&question.module, LOSS, &plan, &question.cluster));
+    if wrong.is_empty() {
+        wrong = planner::check::check(&question.module, LOSS, &plan, &question.cluster);
+        if !says_adapters && question.lora.is_some() && !wrong.is_empty() {
+            let headline = "the plan is of a model without adapters, and `--lora` is asked for";
+            let help = "plan again, with `--lora`";
+            wrong = vec![Diagnostic::error("E5006", Span::of(path), headline).help(help)];
+        }
+    }
     if wrong.is_empty() { Ok(plan) } else { Err(wrong) }
 }

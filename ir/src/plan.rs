@@ -8,6 +8,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::DType;
+use crate::lora::Lora;
 use crate::precision::Precision;
 use crate::sharding::Sharding;
 use crate::target::Target;
@@ -343,6 +344,9 @@ pub struct Plan {
     pub optimizer: Optimizer,
     /// Gradients are scaled down to this global norm; none leaves them.
     pub clip: Option<f64>,
+    /// The adapters that are trained in place of the model, where there are any.
+    #[serde(default)]
+    pub lora: Option<Lora>,
     /// The decisions per function.
     pub functions: BTreeMap<String, FunctionPlan>,
     /// What is predicted, by name: `step_time_s`, `arena_bytes`, …

@@ -21,6 +21,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 
+use ir::lora::Lora;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction};
 use ir::precision::Precision;
 use ir::{Diagnostic, Module, Plan, Span};
@@ -81,6 +82,8 @@ pub struct Job<'a> {
     pub optimizer: Optimizer,
     /// The norm to which gradients are clipped.
     pub clip: Option<f64>,
+    /// The adapters that are trained in place of the model: the module has them.
+    pub lora: Option<Lora>,
     /// What the user fixes and forbids.
     pub limits: Limits,
     /// Candidates that are compiled at most.
@@ -517,6 +520,7 @@ fn assemble(
         offload: candidate.offload,
         optimizer: job.optimizer,
         clip: job.clip,
+        lora: job.lora.clone(),
         functions: functions
             .into_iter()
             .map(|(name, f)| (name, f.on_besides(mesh, candidate.ep)))

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use codegen::blocks::BLOCK;
 use codegen::calls::{Calls, Operand};
+use ir::lora::Lora;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::{Precision, Products};
 use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span, Target};
@@ -55,6 +56,8 @@ pub struct Purpose<'a> {
     pub optimizer: Optimizer,
     /// The norm to which gradients are clipped.
     pub clip: Option<f64>,
+    /// The adapters that are trained in place of the model.
+    pub lora: Option<Lora>,
     /// What is predicted of the plan.
     pub predictions: BTreeMap<String, Prediction>,
 }
@@ -144,6 +147,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         offload: name.offload,
         optimizer: purpose.optimizer,
         clip: purpose.clip,
+        lora: purpose.lora.clone(),
         functions: functions.collect(),
         predictions: purpose.predictions.clone(),
     })
@@ -273,6 +277,7 @@ pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Di
         precision: plan.precision,
         optimizer: plan.optimizer,
         clip: plan.clip,
+        lora: plan.lora.clone(),
         predictions: BTreeMap::new(),
     };
     let meant = elaborate(&configuration, &purpose)?;

@@ -89,6 +89,7 @@ impl RequestFlags {
         asked.place.ranks.get_or_insert(plan.mesh.ranks());
         asked.seq.get_or_insert(plan.seq);
         asked.gbs.get_or_insert(plan.global_batch_size());
+        asked.lora = asked.lora.or_else(|| plan.lora.clone());
         if asked.dtype.is_none() && asked.precision.is_empty() {
             let roles = plan.precision.to_string();
             asked.precision = roles.split_whitespace().map(str::to_owned).collect();
@@ -186,6 +187,7 @@ impl RequestFlags {
                 _ => job::ADAMW,
             },
             clip: Some(1.0),
+            lora: self.lora.clone(),
             limits: self.limited.limits()?,
         };
         Ok((model, question))

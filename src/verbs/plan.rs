@@ -136,6 +136,7 @@ fn judged(asked: &RequestFlags, path: &PathArg) -> Result<(Model, PlanRequest, F
         asked.precision = roles.map(written).collect();
     }
     asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
+    asked.lora = asked.lora.or_else(|| plan.lora.clone());
     let (model, mut question) = asked.question()?;
     (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
     let plan = read_plan(shown, &text, &question)?;

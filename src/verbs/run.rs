@@ -180,8 +180,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let own = args.dtype.unwrap_or(usual);
     let precision = job::training_precision(own, &[])?;
     job::check_graph(&description, precision.accumulate)?;
-    let (seq, dtype) = (arrays.seq, precision.accumulate);
-    let options = Options { seq, dtype, dropout: Some(0.0), documents: false };
+    let dtype = precision.accumulate;
+    let options = Options { seq: arrays.seq, dtype, dropout: Some(0.0), documents: false };
     let model = crate::import(&description, &options)?;
     let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
     let Some((_, weights)) = trained else {
@@ -201,6 +201,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         precision,
         optimizer: ir::plan::Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
+        lora: None,
         limits: args.limited.limits()?,
     };
     let plan = crate::plan(&question.job())?.plan;
@@ -220,9 +221,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if args.bench.is_none() || feed.labels.is_none() {
         work.compute_logits(&mut answer)?;
     }
-    if let Some(folder) = &args.output {
-        write(folder, &answer)?;
-    }
+    args.output.as_ref().map_or(Ok(()), |folder| write(folder, &answer))?;
     tell(args, &answer);
     Ok(Exit::Success)
 }

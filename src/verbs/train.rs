@@ -265,6 +265,7 @@ impl Args {
         args.seq.get_or_insert(plan.seq);
         args.gbs.get_or_insert(plan.global_batch_size());
         args.clip.get_or_insert(plan.clip.unwrap_or(0.0));
+        args.lora = args.lora.or_else(|| plan.lora.clone());
         if let Optimizer::AdamW { decay, decay_biases, .. } = plan.optimizer {
             args.weight_decay.get_or_insert(decay);
             args.bias_weight_decay.get_or_insert(decay_biases);

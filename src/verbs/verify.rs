@@ -134,6 +134,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             seq: Some(plan.seq),
             gbs: Some(plan.global_batch_size()),
             small: given.clone().filter(|_| args.shrink),
+            lora: args.lora.clone().or_else(|| plan.lora.clone()),
             ..args.clone()
         },
         None => args.clone(),
@@ -165,6 +166,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         precision,
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
+        lora: args.lora.clone(),
         limits: Limits::default(),
     };
     let job = question.job();

@@ -400,6 +400,7 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
         precision: ir::precision::Precision::uniform(DType::F64),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
+        lora: None,
         limits,
     };
     let plan = gantline::plan(&question.job()).unwrap_or_else(|why| panic!("{why:?}\n{what}")).plan;

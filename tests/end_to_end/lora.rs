@@ -301,6 +301,37 @@ fn adapters_are_trained_and_merged() {
     assert_ne!(text("run"), text("base"));
 }
 
+/// A plan says which adapters it is for: what is given the plan trains, compares and compiles them.
+#[test]
+fn plans_say_their_adapters() {
+    let scratch = Scratch::new("lora-plans");
+    scratch.write("text.txt", &text());
+    let asked = "gpt2-mini --ranks 2 --seq 16 --gbs 4 --fix dp=2";
+    scratch.answer(&format!("plan {asked} --lora rank=2,targets=v -o adapted.plan"));
+    scratch.answer(&format!("plan {asked} -o whole.plan"));
+    let said = |file: &str| {
+        let text = std::fs::read_to_string(scratch.0.join(file)).expect("it is written");
+        text.lines().find(|line| line.starts_with("  lora ")).map(str::to_owned)
+    };
+    assert_eq!(said("adapted.plan").as_deref(), Some("  lora rank=2,alpha=2,targets=v"));
+    assert_eq!(said("whole.plan"), None);
+    let train = "train gpt2-mini --data text.txt --steps 1 --val-every 0 --plan";
+    scratch.answer(&format!("{train} adapted.plan --out run"));
+    let settings = std::fs::read_to_string(scratch.0.join("run/run.toml")).expect("it is written");
+    assert!(settings.contains("rank=2,alpha=2,targets=v"), "{settings}");
+    scratch.answer("verify gpt2-mini --plan adapted.plan");
+    scratch.answer("explain gpt2-mini --plan adapted.plan");
+    scratch.answer("compile gpt2-mini --plan adapted.plan -o adapted.gtl");
+    for (line, says) in [
+        (format!("{train} adapted.plan --lora rank=3 --out a"), "--lora rank=2,alpha=2,targets=v"),
+        (format!("{train} whole.plan --lora rank=2 --out b"), "a model without adapters"),
+    ] {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("E5006") && errors.contains(says), "{line}: {errors}");
+    }
+}
+
 /// What cannot be adapted is refused, with what can be.
 #[test]
 fn wrong_adapters_are_refused() {

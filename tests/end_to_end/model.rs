@@ -148,6 +148,7 @@ pub(crate) fn plan_sharing(
             decay_biases: 0.1,
         },
         clip: None,
+        lora: None,
         functions,
         predictions: BTreeMap::new(),
     })

@@ -333,6 +333,7 @@ pub(crate) fn contents() -> Contents {
         precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
+        lora: None,
         limits,
     };
     let plan = plan(&question.job()).unwrap().plan;

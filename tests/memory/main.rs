@@ -62,6 +62,7 @@ fn question([pp, dp, tp]: [usize; 3]) -> PlanRequest {
         precision: Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
+        lora: None,
         limits,
     }
 }

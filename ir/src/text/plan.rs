@@ -9,6 +9,7 @@
 //!   precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 …
 //!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
+//!   lora rank=8,alpha=16,targets=q,v
 //!   context all-gather
 //!   zero 2 over 4
 //!   offload activations=host optimizer=disk
@@ -38,6 +39,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use super::program::unescape;
+use crate::lora::Lora;
 use crate::plan::{
     ContextForm, FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer, Place, Plan,
     Prediction, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
@@ -99,6 +101,9 @@ impl Plan {
         writeln!(f, "  optimizer {}", optimizer_text(self.optimizer))?;
         if let Some(clip) = self.clip {
             writeln!(f, "  clip {clip:?}")?;
+        }
+        if let Some(lora) = &self.lora {
+            writeln!(f, "  lora {lora}")?;
         }
         if self.mesh.cp > 1 {
             writeln!(f, "  context {}", self.context.name())?;
@@ -229,6 +234,7 @@ struct Draft {
     precision: Option<Precision>,
     optimizer: Option<Optimizer>,
     clip: Option<f64>,
+    lora: Option<Lora>,
     context: Option<ContextForm>,
     experts: Option<usize>,
     zero: Option<Zero>,
@@ -275,14 +281,15 @@ impl Reader<'_> {
                 "optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0"
             }
             "clip" => "clip 1.0",
+            "lora" => "lora rank=8,alpha=16,targets=q,v",
             "predict" => "predict step_time_s 0.25 fitted",
             "layer" => "layer NAME keep full",
             _ if word.starts_with('%') => "%NAME: [dim0 @ dp, *, dim2 @ tp] partial sum tp",
             _ => {
                 let headline = format!("a plan has no `{word}`");
                 let help = "the lines of a plan start with plan, target, micro-batch, schedule, \
-                            data, precision, optimizer, clip, context, experts, zero, offload, \
-                            layer, keep, % or predict";
+                            data, precision, optimizer, clip, lora, context, experts, zero, \
+                            offload, layer, keep, % or predict";
                 return self.report("E1021", bytes, headline, help);
             }
         };
@@ -369,6 +376,7 @@ impl Reader<'_> {
             stage_ends: schedule.1,
             optimizer,
             clip: draft.clip,
+            lora: draft.lora,
             functions: draft.functions.into_iter().map(canonical).collect(),
             predictions: draft.predictions,
         })
@@ -395,6 +403,7 @@ impl Draft {
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest).filter(|clip| *clip > 0.0)?),
+            "lora" => set(&mut self.lora, rest.parse().ok()?),
             "target" => set(&mut self.target, rest.parse().ok()?),
             "context" => {
                 let form = ContextForm::ALL.into_iter().find(|form| form.name() == rest)?;

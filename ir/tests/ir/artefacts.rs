@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantline_ir::DType;
+use gantline_ir::lora::{Base, Lora};
 use gantline_ir::op::Combiner;
 use gantline_ir::plan::{
     ContextForm, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule,
@@ -125,6 +126,12 @@ fn plan(r: &mut Draws) -> Plan {
         exceptions.retain(|_, other| *other != keep);
         FunctionPlan { exceptions, ..FunctionPlan::new(keep, shardings) }
     };
+    let lora = |r: &mut Draws| {
+        let targets = some(r, 3, word).into_iter().collect::<Vec<String>>();
+        let base = [None, Some(Base::Int8), Some(Base::Nf4)][r.below(3)];
+        let targets = if targets.is_empty() { vec!["q".to_owned()] } else { targets };
+        Lora { rank: 1 + r.below(64), alpha: 0.5 + r.below(9) as f64, targets, base }
+    };
     let prediction = |r: &mut Draws| {
         let origin = ["measured", "fitted", "datasheet", "derived"][r.below(4)].to_owned();
         (word(r), Prediction { value: number(r), origin })
@@ -159,6 +166,7 @@ fn plan(r: &mut Draws) -> Plan {
         stage_ends: (0..1 + r.below(5)).map(|_| r.below(100)).collect(),
         optimizer,
         clip: r.coin().then(|| rate(r).max(5e-324)),
+        lora: r.coin().then(|| lora(r)),
         functions: some(r, 3, |r| (word(r), function(r))).into_iter().collect(),
         predictions: some(r, 4, prediction).into_iter().collect(),
     }

@@ -57,6 +57,7 @@ pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) ->
             decay_biases: 0.0,
         },
         clip: Some(1.0),
+        lora: None,
         limits: Limits::default(),
         evaluations_max: usize::MAX,
     }

@@ -51,6 +51,7 @@ pub(crate) fn purpose(module: &Module) -> Purpose<'_> {
         precision: Precision::uniform(DType::F32),
         optimizer: Optimizer::None,
         clip: None,
+        lora: None,
         predictions: BTreeMap::new(),
     }
 }

@@ -209,6 +209,7 @@ mod tests {
             precision: ir::precision::Precision::uniform(DType::F64),
             optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
             clip: None,
+            lora: None,
             limits: Limits::default(),
         };
         (model, question)
