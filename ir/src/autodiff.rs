@@ -108,7 +108,8 @@ fn derive(
         differentiate(module, &callee)?;
     }
     let active = active_values(module, &primal, &differentiable(&primal));
-    let (start, mut cotangents) = start(&primal, name, seeds);
+    let (start, seeded) = start(&primal, name, seeds);
+    let mut cotangents: Cotangents = vec![None; start.values.len()];
     let shift = start.values.len() - primal.values.len();
     let place = |id: ValueId| if id.index() < primal.param_count { id } else { shifted(id, shift) };
     let mut b = Builder::resume(module, start);
@@ -117,8 +118,12 @@ fn derive(
             let result = place(*result);
             let name = format!("d.{}", b.function().value(result).name);
             let one = b.constant_like(&name, 1.0, result);
-            cotangents[result.index()] = Some(one);
+            accumulate(&mut b, &mut cotangents[result.index()], result, one);
         }
+    }
+    // What is yielded twice has the sum of both cotangents.
+    for (result, parameter) in seeded {
+        accumulate(&mut b, &mut cotangents[result.index()], result, parameter);
     }
     for at in (0..primal.nodes.len()).rev() {
         let node = b.function().nodes[at].clone();
@@ -146,8 +151,8 @@ fn shifted(id: ValueId, by: usize) -> ValueId {
     ValueId(id.0 + by as u32)
 }
 
-/// The derivative as far as the primal goes, and the cotangents that are parameters.
-fn start(primal: &Function, name: &str, seeds: &[Seed]) -> (Function, Cotangents) {
+/// The derivative as far as the primal goes, and of which results parameters are cotangents.
+fn start(primal: &Function, name: &str, seeds: &[Seed]) -> (Function, Vec<(ValueId, ValueId)>) {
     let mut function = Function::new(name, Kind::Layer);
     function.values = primal.values[..primal.param_count].to_vec();
     let mut parameters = Vec::new();
@@ -171,11 +176,8 @@ fn start(primal: &Function, name: &str, seeds: &[Seed]) -> (Function, Cotangents
         let results = node.results.iter().map(|r| place(*r)).collect();
         function.nodes.push(Node { op: node.op.clone(), operands, results });
     }
-    let mut cotangents = vec![None; function.values.len()];
-    for (result, parameter) in parameters {
-        cotangents[place(result).index()] = Some(parameter);
-    }
-    (function, cotangents)
+    let seeded = parameters.into_iter().map(|(result, parameter)| (place(result), parameter));
+    (function, seeded.collect())
 }
 
 /// Names the results and removes what they do not need of the backward sweep.

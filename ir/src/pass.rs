@@ -1,10 +1,10 @@
 //! Small passes over one function. Each says whether it changed anything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::class::Class;
 use crate::infer::name;
-use crate::module::{Function, ValueId};
+use crate::module::{Function, Kind, Module, ValueId};
 use crate::op::Op;
 
 /// Removes nodes whose results nobody reads. Linear.
@@ -29,6 +29,48 @@ pub fn remove_dead_nodes(function: &mut Function) -> bool {
     function.nodes.retain(|_| kept.next().unwrap_or(true));
     renumber_values(function);
     true
+}
+
+/// Lets layers that are called yield each value once; callers read the first of equal results.
+/// Whether there were others. `O(nodes)` for each such layer.
+pub fn yield_once(module: &mut Module) -> bool {
+    let mut firsts: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for function in module.functions.iter().filter(|function| function.kind == Kind::Layer) {
+        let first = |result: &ValueId| function.results.iter().position(|other| other == result);
+        let first: Vec<usize> = function.results.iter().filter_map(first).collect();
+        if !first.is_sorted_by(|a, b| a < b) {
+            firsts.insert(function.name.clone(), first);
+        }
+    }
+    let called: BTreeSet<String> = module
+        .functions
+        .iter()
+        .flat_map(|function| function.nodes.iter().filter_map(|node| node.callee()))
+        .map(str::to_owned)
+        .collect();
+    firsts.retain(|name, _| called.contains(name));
+    for function in &mut module.functions {
+        let mut same: Vec<ValueId> = (0..function.values.len() as u32).map(ValueId).collect();
+        let mut changed = false;
+        for node in &mut function.nodes {
+            node.operands.iter_mut().for_each(|operand| *operand = same[operand.index()]);
+            let Some(first) = node.callee().and_then(|callee| firsts.get(callee)) else { continue };
+            let all = std::mem::take(&mut node.results);
+            all.iter().zip(first).for_each(|(of, first)| same[of.index()] = all[*first]);
+            let is_first = |(at, _): &(usize, &ValueId)| first[*at] == *at;
+            node.results = all.iter().enumerate().filter(is_first).map(|(_, of)| *of).collect();
+            changed = true;
+        }
+        function.results.iter_mut().for_each(|result| *result = same[result.index()]);
+        if firsts.contains_key(&function.name) {
+            let mut seen = BTreeSet::new();
+            function.results.retain(|result| seen.insert(*result));
+        }
+        if changed {
+            renumber_values(function);
+        }
+    }
+    !firsts.is_empty()
 }
 
 /// Removes casts to the type that a value has. What made the value takes the cast's name, so that

@@ -407,3 +407,38 @@ fn weights_derived_from_others_are_trained_on_copies() {
         assert_eq!(verdict["ok"], true, "{name}: {verdict:#}");
     }
 }
+
+/// A layer that yields a value twice, each of which is used: both uses count on all ranks.
+#[test]
+fn what_a_layer_yields_twice_is_trained_on_copies() {
+    let scratch = Scratch::new("twice");
+    let graph = "module twice
+  func @stem(%tokens: i32[B, 16], %w: f64[8, 16]) {
+    %a: f64[B, 16] = cast %tokens
+    %n: f64[B, 16] = constant 100.0
+    %d: f64[B, 16] = div %a %n
+    %x: f64[B, 8] = contract bc,dc->bd %d %w
+    return %x %x
+  }
+  func @head(%x: f64[B, 8], %y: f64[B, 8], %u: f64[8, 8], %labels: i32[B, 16]) {
+    %s: f64[B, 8] = mul %x %x
+    %q: f64[B, 8] = contract bc,dc->bd %y %u
+    %t: f64[B, 8] = add %s %q
+    %v: f64[B] = reduce sum dims=[1] %t
+    %l: f64[] = reduce sum dims=[0] %v
+    %one: f64[B] = constant 1.0
+    %c: f64[] = reduce sum dims=[0] %one
+    return %l %c
+  }
+  func @loss(%w: f64[8, 16], %u: f64[8, 8], %tokens: i32[B, 16], %labels: i32[B, 16]) {
+    %h: f64[B, 8], %g: f64[B, 8] = call @stem %tokens %w
+    %l: f64[], %c: f64[] = call @head %h %g %u %labels
+    return %l %c
+  }
+";
+    scratch.write("twice.graph", graph);
+    let verdict = scratch.json("verify twice.graph --ranks 2 --seq 16 --json");
+    assert_eq!(verdict["ok"], true, "{verdict:#}");
+    let meshes = verdict["meshes"].as_array().expect("a list");
+    assert!(meshes.iter().any(|mesh| mesh["dp"] == 2), "{verdict:#}");
+}

@@ -2,7 +2,8 @@
 
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::eval::eval;
-use gantline_ir::pass::{remove_common_nodes, remove_dead_nodes};
+use gantline_ir::pass::{remove_common_nodes, remove_dead_nodes, yield_once};
+use gantline_ir::text::parse_module;
 use gantline_ir::verify::verify;
 use gantline_ir::{Function, Module, Tensor};
 
@@ -71,4 +72,46 @@ fn random_modules_have_derivatives() {
         assert_eq!(types, [args[1].ty(), args[2].ty()], "SEED={seed}");
     }
     assert!(refused < 60, "{refused} refused");
+}
+
+/// A layer that yields a value twice, to callers that read both.
+const TWICE: &str = "module m
+  func @stem(%x: f64[3, 4], %w: f64[4, 2]) {
+    %y: f64[3, 2] = contract bc,cd->bd %x %w
+    %z: f64[3, 2] = tanh %y
+    return %y %z %y
+  }
+  func @loss(%x: f64[3, 4], %w: f64[4, 2], %u: f64[2, 2]) {
+    %a: f64[3, 2], %b: f64[3, 2], %c: f64[3, 2] = call @stem %x %w
+    %s: f64[3, 2] = mul %a %a
+    %t: f64[3, 2] = contract bc,cd->bd %c %u
+    %p: f64[3, 2] = add %s %t
+    %q: f64[3, 2] = add %p %b
+    return %q
+  }
+";
+
+/// Each use of a value that a layer yields twice counts in its gradient, and yielding it once is
+/// the same.
+#[test]
+fn what_is_yielded_twice_has_the_gradient_of_both() {
+    let twice = parse_module("m", TWICE).unwrap();
+    let mut once = twice.clone();
+    assert!(yield_once(&mut once) && !yield_once(&mut once.clone()));
+    assert_eq!(verify(&once), [], "{once}");
+    assert_eq!(once.function("stem").unwrap().results.len(), 2);
+    let mut inlined = TWICE.replace("return %y %z %y", "return %y %z %k");
+    inlined = inlined.replace("    return %y %z", "    %k: f64[3, 2] = neg %n\n    return %y %z");
+    inlined = inlined.replace("    %z:", "    %n: f64[3, 2] = neg %y\n    %z:");
+    let apart = parse_module("m", &inlined).unwrap();
+    let gradients = [twice, once, apart].map(|mut module| {
+        let gradient = differentiate(&mut module, "loss").unwrap();
+        let args = generate::arguments(&module, &gradient, &mut Draws::new(5));
+        eval(&module, &gradient, &args).unwrap()
+    });
+    for other in &gradients[..2] {
+        for (found, wanted) in other.iter().zip(&gradients[2]) {
+            assert!(found.max_relative_difference(wanted) < 1e-12, "{found:?} {wanted:?}");
+        }
+    }
 }
