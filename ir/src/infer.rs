@@ -314,7 +314,7 @@ fn factors_are_simple(e: &Einsum) -> bool {
 }
 
 fn conv_type(c: &Convolution, x: &TensorType, w: &TensorType) -> Inferred {
-    let both = || format!("x is {x}, w is {w}");
+    let both = || format!("x is {x}, w is {w}, with{c}");
     let same = x.dtype == w.dtype && x.dtype.is_float() && x.ndim() == w.ndim() && x.ndim() >= 2;
     require("conv", 1, same, both)?;
     require("conv", 5, c.orders.iter().all(|order| order.fits(x.ndim())), both)?;
@@ -328,7 +328,7 @@ fn conv_type(c: &Convolution, x: &TensorType, w: &TensorType) -> Inferred {
     let sizes = sizes(&x).zip(sizes(&w));
     require("conv", 3, sizes.is_some(), both)?;
     let spatial = sizes.and_then(|(x, w)| c.result_sizes(&x, &w));
-    require("conv", 4, spatial.is_some(), || format!("{} with{c}", both()))?;
+    require("conv", 4, spatial.is_some(), both)?;
     let spatial = spatial.unwrap_or_default().into_iter().map(Dim::from);
     let dims: Vec<Dim> = [x[0].clone(), w[0].clone()].into_iter().chain(spatial).collect();
     Ok(TensorType::new(dtype, of_y.lying(&dims)))

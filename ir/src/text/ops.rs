@@ -152,6 +152,10 @@ pub(super) fn build_op(
 
 /// Lists that are not there are of ones, or of zeros for the padding.
 fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
+    const KEYS: [&str; 8] = ["stride", "before", "after", "dilation", "spread", "x", "w", "y"];
+    if !attrs.named.keys().all(|key| KEYS.contains(&key.as_str())) {
+        return None;
+    }
     let spatial = ndim.saturating_sub(2);
     let list = |key: &str, default: i64| match attrs.named.contains_key(key) {
         true => attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>(),
