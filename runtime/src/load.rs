@@ -263,16 +263,23 @@ fn agree(
 ) -> Result<(), Diagnostic> {
     let names =
         || weight.source.names_of(number).filter_map(|name| Some((files.get(&name)?, name)));
-    let is_same = |other: &Tensor| {
-        other.dims == tensor.dims
-            && other.stored == tensor.stored
-            && files.bytes(other) == files.bytes(tensor)
+    let are_same = |a: &Tensor, b: &Tensor| {
+        a.dims == b.dims && a.stored == b.stored && files.bytes(a) == files.bytes(b)
     };
-    let (Some((_, first)), Some((there, other))) =
-        (names().next(), names().find(|(there, _)| !is_same(there)))
-    else {
-        return Ok(());
+    let Some((_, first)) = names().next() else { return Ok(()) };
+    let scales = |name: &str| {
+        let is_scaled = weight.source.scaled.is_some() && is_code(Some(tensor));
+        is_scaled.then(|| files.get(&Source::scales_of(name))).flatten()
     };
+    let is_same = |(there, other): &(&Tensor, Cow<'_, str>)| {
+        let both = match (scales(&first), scales(other)) {
+            (Some(a), Some(b)) => are_same(a, b),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        are_same(tensor, there) && both
+    };
+    let Some((there, other)) = names().find(|other| !is_same(other)) else { return Ok(()) };
     let headline = format!("tensors `{first}` and `{other}` differ, and the model has one of them");
     let wrong = Diagnostic::error("E4009", at(files), headline)
         .note(format!("both are the weight `{}` of the model", weight.name));

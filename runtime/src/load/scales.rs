@@ -3,12 +3,19 @@
 //! A number is its code times the scale of its block, in F32, as in DeepSeek-V3 (DeepSeek-AI 2024,
 //! section 3.3.1). Blocks at the ends have the rows and columns that are left.
 
+use std::sync::LazyLock;
+
 use ir::import::{Source, Weight};
 use ir::{DType, Diagnostic, formats};
 
 use super::{at, list};
 use crate::convert::{Stored, convert};
 use crate::weights::{Tensor, Weights};
+
+/// The number of each code.
+static NUMBERS: LazyLock<[f32; 256]> = LazyLock::new(|| {
+    std::array::from_fn(|code| formats::decode(DType::F8E4M3, code as u16) as f32)
+});
 
 /// The scales of a tensor.
 pub(super) struct Scales {
@@ -21,20 +28,34 @@ pub(super) struct Scales {
 
 /// Whether a tensor is codes, which alone mean nothing.
 pub(super) fn is_code(tensor: Option<&Tensor>) -> bool {
-    tensor.is_some_and(|tensor| tensor.stored == Stored::DType(DType::F8E4M3))
+    let codes = [DType::F8E4M3, DType::F8E5M2].map(Stored::DType);
+    tensor.is_some_and(|tensor| codes.contains(&tensor.stored))
 }
 
 /// The scales of a tensor of a weight; none of one that is numbers.
 ///
-/// **Errors.** E4006 where they are missing; E4007 where they are not one for each block.
+/// **Errors.** E4006 where they are missing; E4007 where they are not one for each block, or the
+/// model says nothing of blocks.
 pub(super) fn of(
     weight: &Weight,
     number: usize,
     files: &Weights,
 ) -> Result<Option<Scales>, Diagnostic> {
-    let Some(block) = weight.source.scaled else { return Ok(None) };
     let found = weight.source.names_of(number).find(|name| files.get(name).is_some());
     let Some(name) = found.filter(|name| is_code(files.get(name))) else { return Ok(None) };
+    let Some(block) = weight.source.scaled else {
+        let headline = format!("`{name}` is of codes, and the config says nothing of their scales");
+        return Err(Diagnostic::error("E4007", at(files), headline)
+            .note("read are those of `fp8` with a `weight_block_size`")
+            .help("store the weights in bf16"));
+    };
+    if files.get(&name).is_some_and(|codes| codes.stored != Stored::DType(DType::F8E4M3)) {
+        let headline =
+            format!("`{name}` is of codes of F8_E5M2, and only those of F8_E4M3 are read");
+        return Err(
+            Diagnostic::error("E4007", at(files), headline).help("store the weights in bf16")
+        );
+    }
     let scales = files.find(&Source::scales_of(&name))?;
     let dims = &weight.source.dims;
     let blocks: Vec<usize> = dims.iter().zip(block).map(|(n, of)| n.div_ceil(of)).collect();
@@ -54,11 +75,17 @@ impl Scales {
     pub(super) fn decode(&self, codes: &[u8], first: usize, out: &mut Vec<u8>) {
         let [rows, columns] = self.block;
         let per_row = self.columns.div_ceil(columns);
-        for (element, code) in (first..).zip(codes) {
+        out.reserve(4 * codes.len());
+        let (mut element, mut rest) = (first, codes);
+        while !rest.is_empty() {
             let (row, column) = (element / self.columns, element % self.columns);
+            let end = (column / columns + 1).saturating_mul(columns).min(self.columns);
+            let (run, others) = rest.split_at(rest.len().min(end - column));
             let scale = self.numbers[row / rows * per_row + column / columns];
-            let number = formats::decode(DType::F8E4M3, u16::from(*code)) as f32 * scale;
-            out.extend(number.to_le_bytes());
+            for code in run {
+                out.extend_from_slice(&(NUMBERS[usize::from(*code)] * scale).to_le_bytes());
+            }
+            (element, rest) = (element + run.len(), others);
         }
     }
 }
