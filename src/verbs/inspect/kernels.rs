@@ -15,6 +15,7 @@ use kernels::cuda::{
 };
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
+use rayon::prelude::*;
 use runtime::artefact::Contents;
 use serde_json::{Value, json};
 
@@ -226,7 +227,7 @@ fn kernels(contents: &Contents) -> Vec<Told> {
         });
         Told { at, kernel: kernel.clone(), rounds, launches, routines, lines: lines.collect() }
     };
-    contents.kernels.iter().enumerate().map(told).collect()
+    contents.kernels.par_iter().enumerate().map(told).collect()
 }
 
 /// The routines of a program that launch a kernel, and how often a step does.
