@@ -111,7 +111,9 @@ pub fn prepare(
         selection: Selection { composites, ..selection.clone() },
         ..Options::default()
     };
-    ir::pass::yield_once(&mut module);
+    if ir::pass::yield_once(&mut module) {
+        ir::pass::take_once(&mut module);
+    }
     after("import", &module);
     let layers = layers(&module, entry)?;
     let recognised = simplify(&mut module, &rules(selection.composites));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::class::Class;
 use crate::infer::name;
-use crate::module::{Function, Kind, Module, ValueId};
+use crate::module::{Function, Kind, Module, Node, ValueId};
 use crate::op::Op;
 
 /// Removes nodes whose results nobody reads. Linear.
@@ -71,6 +71,58 @@ pub fn yield_once(module: &mut Module) -> bool {
         }
     }
     !firsts.is_empty()
+}
+
+/// Lets layers take each value once, where all that call them pass one twice. Whether some did.
+pub fn take_once(module: &mut Module) -> bool {
+    let mut merged: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for layer in module.functions.iter().filter(|function| function.kind == Kind::Layer) {
+        let nodes = || module.functions.iter().flat_map(|function| &function.nodes);
+        let calls: Vec<&Node> = nodes().filter(|n| n.callee() == Some(&layer.name)).collect();
+        let is_same = |a: usize, b: usize| calls.iter().all(|n| n.operands[a] == n.operands[b]);
+        let first = |at: usize| (0..at).find(|before| is_same(*before, at)).unwrap_or(at);
+        let first: Vec<usize> = (0..layer.param_count).map(first).collect();
+        if !calls.is_empty() && !first.is_sorted_by(|a, b| a < b) {
+            merged.insert(layer.name.clone(), first);
+        }
+    }
+    for function in &mut module.functions {
+        for node in &mut function.nodes {
+            let Some(first) = node.callee().and_then(|name| merged.get(name)) else { continue };
+            let mut at = 0..;
+            node.operands.retain(|_| at.next().is_some_and(|at| first[at] == at));
+        }
+        let Some(first) = merged.get(&function.name) else { continue };
+        let of = |id: &mut ValueId| {
+            if let Some(first) = first.get(id.index()) {
+                *id = ValueId(*first as u32);
+            }
+        };
+        for node in &mut function.nodes {
+            node.operands.iter_mut().for_each(of);
+        }
+        function.results.iter_mut().for_each(of);
+        keep_params(function, first);
+    }
+    !merged.is_empty()
+}
+
+/// Leaves the parameters that are the first of their value.
+fn keep_params(function: &mut Function, first: &[usize]) {
+    let kept: Vec<usize> = (0..first.len()).filter(|at| first[*at] == *at).collect();
+    let dropped = (first.len() - kept.len()) as u32;
+    let place = |id: &mut ValueId| match kept.iter().position(|at| *at == id.index()) {
+        Some(at) => *id = ValueId(at as u32),
+        None => id.0 -= dropped,
+    };
+    for node in &mut function.nodes {
+        node.operands.iter_mut().chain(&mut node.results).for_each(place);
+    }
+    function.results.iter_mut().for_each(place);
+    let mut at = 0..;
+    let is_kept = |at: usize| first.get(at).is_none_or(|first| *first == at);
+    function.values.retain(|_| at.next().is_some_and(is_kept));
+    function.param_count = kept.len();
 }
 
 /// Removes casts to the type that a value has. What made the value takes the cast's name, so that

@@ -343,6 +343,8 @@ fn what_cannot_be_cut_over_samples_is_refused() {
         for axis in ["tp", "pp"] {
             assert!(meshes.iter().any(|mesh| mesh[axis] == ranks), "{axis}: {verdict:#}");
         }
+        // A plan is found on the others.
+        scratch.answer(&format!("plan {name}.graph --ranks {ranks} --seq 64"));
     }
 }
 

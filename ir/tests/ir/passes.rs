@@ -2,7 +2,7 @@
 
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::eval::eval;
-use gantline_ir::pass::{remove_common_nodes, remove_dead_nodes, yield_once};
+use gantline_ir::pass::{remove_common_nodes, remove_dead_nodes, take_once, yield_once};
 use gantline_ir::text::parse_module;
 use gantline_ir::verify::verify;
 use gantline_ir::{Function, Module, Tensor};
@@ -81,12 +81,16 @@ const TWICE: &str = "module m
     %z: f64[3, 2] = tanh %y
     return %y %z %y
   }
-  func @loss(%x: f64[3, 4], %w: f64[4, 2], %u: f64[2, 2]) {
-    %a: f64[3, 2], %b: f64[3, 2], %c: f64[3, 2] = call @stem %x %w
+  func @head(%a: f64[3, 2], %b: f64[3, 2], %c: f64[3, 2], %u: f64[2, 2]) {
     %s: f64[3, 2] = mul %a %a
     %t: f64[3, 2] = contract bc,cd->bd %c %u
     %p: f64[3, 2] = add %s %t
     %q: f64[3, 2] = add %p %b
+    return %q
+  }
+  func @loss(%x: f64[3, 4], %w: f64[4, 2], %u: f64[2, 2]) {
+    %a: f64[3, 2], %b: f64[3, 2], %c: f64[3, 2] = call @stem %x %w
+    %q: f64[3, 2] = call @head %a %b %c %u
     return %q
   }
 ";
@@ -100,6 +104,9 @@ fn what_is_yielded_twice_has_the_gradient_of_both() {
     assert!(yield_once(&mut once) && !yield_once(&mut once.clone()));
     assert_eq!(verify(&once), [], "{once}");
     assert_eq!(once.function("stem").unwrap().results.len(), 2);
+    assert!(take_once(&mut once) && !take_once(&mut once.clone()));
+    assert_eq!(verify(&once), [], "{once}");
+    assert_eq!(once.function("head").unwrap().param_count, 3);
     let mut inlined = TWICE.replace("return %y %z %y", "return %y %z %k");
     inlined = inlined.replace("    return %y %z", "    %k: f64[3, 2] = neg %n\n    return %y %z");
     inlined = inlined.replace("    %z:", "    %n: f64[3, 2] = neg %y\n    %z:");

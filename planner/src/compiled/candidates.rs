@@ -46,7 +46,7 @@ pub(super) fn candidates(
     for (mesh, keys) in keys {
         for key in keys {
             let weights = Weights::new(table.calls(), key, &usable.weights_of_experts);
-            let added = table.add(key).and_then(|()| check_blocks(job, table, key));
+            let added = table.add(key).and_then(|()| check_weights(job, table, key));
             if let Err(diagnostic) = added {
                 failed.get_or_insert(diagnostic);
                 continue;
@@ -63,9 +63,11 @@ pub(super) fn candidates(
     Ok((all, failed))
 }
 
-/// Whether ranks hold whole blocks of states that have scales, which the cut of a key decides.
-fn check_blocks(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(), Diagnostic> {
-    if !job.precision.has_coded_states() || key.tp == 1 {
+/// What the cut of a key decides of weights: whether ranks hold whole blocks of states that have
+/// scales, and whether gradients are sums over those that share samples.
+fn check_weights(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<(), Diagnostic> {
+    let has_blocks = job.precision.has_coded_states() && key.tp > 1;
+    if !has_blocks && key.dp == 1 {
         return Ok(());
     }
     let candidate = Candidate {

@@ -228,7 +228,8 @@ impl<'a> LayerTable<'a> {
         Ok(assemble(self.job(), candidate, functions))
     }
 
-    /// Whether ranks hold whole blocks of states.
+    /// Whether ranks hold whole blocks of states, and gradients are sums over those that share
+    /// samples.
     ///
     /// # Errors
     /// `E2002`, with a weight.

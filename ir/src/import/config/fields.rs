@@ -88,6 +88,12 @@ impl<'t> Fields<'t> {
         });
     }
 
+    /// Where a field stands.
+    fn span(&self, key: &str) -> Span {
+        let bytes = place(self.text, key).unwrap_or(0..0);
+        Span { source: self.source.to_owned(), bytes }
+    }
+
     /// A diagnostic at a field.
     pub(crate) fn wrong(
         &self,
@@ -95,9 +101,7 @@ impl<'t> Fields<'t> {
         key: &str,
         headline: impl Into<String>,
     ) -> Diagnostic {
-        let bytes = place(self.text, key).unwrap_or(0..0);
-        let span = Span { source: self.source.to_owned(), bytes };
-        Diagnostic::error(code, span, headline)
+        Diagnostic::error(code, self.span(key), headline)
     }
 
     /// A warning at a field.
@@ -107,9 +111,7 @@ impl<'t> Fields<'t> {
         key: &str,
         headline: impl Into<String>,
     ) -> Diagnostic {
-        let bytes = place(self.text, key).unwrap_or(0..0);
-        let span = Span { source: self.source.to_owned(), bytes };
-        Diagnostic::warning(code, span, headline)
+        Diagnostic::warning(code, self.span(key), headline)
     }
 
     /// Notes a warning.
