@@ -141,10 +141,12 @@ pub fn import_drawing(
     Ok(ir::import::import_drawing(description, options, bits)?)
 }
 
-/// Lays out what a model computes as kernels of a target read it best: images with channels last on
-/// GPUs, whose tensor cores read them by vectors.
-pub fn lay_out(model: &mut Model, target: Option<Target>) {
-    if target.is_some_and(|target| target.arch().is_some()) {
+/// Chooses the layout of images for a target: channels last (NHWC) where tensor cores multiply,
+/// which copy them by vectors. CUDA cores, which multiply exact F32, read and store NCHW by whole
+/// sectors.
+pub fn choose_layout(model: &mut Model, target: Option<Target>, precision: &Precision) {
+    let has_tensor_cores = target.is_some_and(|target| target.arch().is_some());
+    if has_tensor_cores && precision.compute.is_narrow() {
         ir::channels::lay_channels_last(&mut model.module);
     }
 }

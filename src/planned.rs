@@ -116,10 +116,10 @@ fn build(
     }
     let options = Options { seq, dtype, dropout, documents: false };
     let mut model = crate::import(description, &options)?;
-    crate::lay_out(&mut model, target);
     if let Some(lora) = lora {
         adapt(&mut model, lora)?;
     }
+    crate::choose_layout(&mut model, target, &precision);
     let module = codegen::prepare::prepare_training_as(model.module.clone(), LOSS, &precision)?;
     Ok((model, module))
 }

@@ -1,7 +1,7 @@
-//! Channels last: images whose channels lie together, as tensor cores read them (NHWC).
+//! Layout of images: from NCHW to NHWC (channels last), as tensor cores read them.
 //!
-//! **In:** a module, of which some layers convolve. **Out:** the same module, whose images between
-//! convolutions lie so; what it takes and yields, and its weights, stay as they are.
+//! **In:** a module, of which some layers convolve. **Out:** the same module, whose activations
+//! between convolutions are NHWC; its inputs, results and weights keep their layout.
 //!
 //! Convolutions name the order of their dims, and what follows them works on what lies in another
 //! order as it does on the usual one: element by element, along the dim that is now elsewhere, or

@@ -1,8 +1,10 @@
-//! What a convolution is told: how windows move, and how the dims of its arrays lie.
+//! The attributes of a convolution: stride, padding and dilation, and the dimension order of its
+//! operands and its result.
 
 use serde::{Deserialize, Serialize};
 
-/// How a convolution moves over each spatial dim, and in which order the dims lie.
+/// Stride, padding and dilation of each spatial dim, and dimension orders (dimension numbers in
+/// XLA).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Convolution {
     /// From one window to the next.
@@ -15,7 +17,7 @@ pub struct Convolution {
     pub dilation: Vec<usize>,
     /// From one element of the operand to the next, with zeros between them.
     pub spread: Vec<usize>,
-    /// How the dims of `x`, of `w` and of the result lie.
+    /// The dimension orders of `x`, of `w` and of the result.
     pub orders: [DimOrder; 3],
 }
 
@@ -44,8 +46,8 @@ impl Convolution {
     }
 }
 
-/// In which order the dims of an array lie: first that of samples (of `w`, of kernels), then that
-/// of channels, then the spatial ones, unless another order is named.
+/// The dimension order of an operand or result of a convolution. The usual one is NCHW, of `w`
+/// OIHW: samples (output channels), channels, then the spatial dims.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DimOrder(Vec<usize>);
 

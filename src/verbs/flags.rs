@@ -171,7 +171,7 @@ impl RequestFlags {
         if let Some(lora) = &self.lora {
             adapt(&mut model, lora)?;
         }
-        crate::lay_out(&mut model, cluster.target());
+        crate::choose_layout(&mut model, cluster.target(), &precision);
         let ranks = self.place.ranks(&cluster);
         let question = PlanRequest {
             cluster,

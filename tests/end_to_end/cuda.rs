@@ -427,8 +427,16 @@ fn images_on_gpus_have_channels_last() {
     // Of an image of three channels, elements are copied, forward and for the gradient of kernels.
     let (found, all) = (by_vectors.count(), of_images.len());
     assert!(all >= 5 && found == all - 2, "{found} of {all}: {of_images:#?}");
+    let description = ir::import::resolve(Path::new(path)).expect("it is read").description;
+    // CUDA cores multiply exact f32: they read and store NCHW by more of each sector.
+    for (precision, stays) in
+        [(Precision::uniform(DType::F32), true), (Precision::training(DType::BF16), false)]
+    {
+        let [cpu, gpu] = [None, Some(Target::Cuda(Arch::Sm80))]
+            .map(|target| prepared_for(target, &description, 192, &precision).1);
+        assert_eq!(cpu == gpu, stays, "{precision}");
+    }
     if compiler().is_some() {
-        let description = ir::import::resolve(Path::new(path)).expect("it is read").description;
         check_narrow("residual-bf16", &description, (1, 1), 192, DType::BF16);
         check_narrow("residual-f16-2", &description, (1, 2), 192, DType::F16);
     }

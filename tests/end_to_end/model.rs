@@ -71,7 +71,7 @@ pub(crate) fn prepared_for(
     let options =
         import::Options { seq, dtype: precision.accumulate, dropout: Some(0.0), documents: false };
     let mut model = import::import(description, &options).expect("the model is imported");
-    gantline::lay_out(&mut model, target);
+    gantline::choose_layout(&mut model, target, precision);
     let module = prepare_training_as(model.module.clone(), "loss", precision);
     (model, module.expect("the module is prepared"))
 }

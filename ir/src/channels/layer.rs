@@ -53,6 +53,11 @@ fn wanted(function: &Function, param: ValueId) -> Option<Order> {
     (is_same && !function.results.contains(&param)).then_some(first)
 }
 
+/// A dimension order, as `transpose` has it.
+fn order_of(order: &DimOrder, ndim: usize) -> Order {
+    (0..ndim).map(|place| order.dim(place)).collect()
+}
+
 /// A layer that is built again.
 struct Laying<'m> {
     from: &'m Function,
@@ -79,7 +84,7 @@ impl Laying<'_> {
             }
         }
         for (param, ndim) in samples {
-            let order = DimOrder::channels_last(ndim).lying(&(0..ndim).collect::<Order>());
+            let order = order_of(&DimOrder::channels_last(ndim), ndim);
             let lying = self.lying(param, &order);
             self.other[param.index()] = Some((order, lying));
         }
@@ -156,7 +161,7 @@ impl Laying<'_> {
             return None;
         }
         let last = DimOrder::channels_last(ndim);
-        let order = last.lying(&(0..ndim).collect::<Order>());
+        let order = order_of(&last, ndim);
         let one = Dim::constant(1);
         let is_contiguous = kernel.dims[1] == one || kernel.dims[2..].iter().all(|dim| *dim == one);
         let x = self.lying(x, &order);
