@@ -21,7 +21,7 @@ use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
 use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Schedule, Zero};
 use ir::precision::Precision;
 use ir::sharding::pieces;
-use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use ir::{DType, Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
 use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
 use runtime::decode::Decoder;
@@ -180,7 +180,7 @@ pub fn plan_forward(
         dp,
         cp: 1,
         tp,
-        ep: 1,
+        experts: ExpertParallel::NONE,
         microbatch_size: samples,
         sequence: false,
         rates: RATES,
@@ -207,7 +207,7 @@ pub fn plan_forward(
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
         context: ContextForm::default(),
-        ep: 1,
+        experts: ExpertParallel::NONE,
         zero: Zero::default(),
         offload: Offload::default(),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },

@@ -137,9 +137,9 @@ const DECISIONS: &str = "Decisions";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
 pub struct Limited {
-    /// Fix a decision: pp, dp, cp, tp, ep, sp, mbs, vpp, zero, keep, recompute, offload,
-    /// offload-optimizer, offload-parameters, offload-activations; on GPUs also etp, schedule,
-    /// shard, placement
+    /// Fix a decision: pp, dp, cp, tp, ep, etp, sp, mbs, vpp, zero, keep, recompute, offload,
+    /// offload-optimizer, offload-parameters, offload-activations; on GPUs also schedule, shard,
+    /// placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// Forbid a kind of parallelism, or another decision

@@ -102,7 +102,8 @@ fn check_weights(programs: &[Program], plan: &Plan, findings: &mut Findings) {
         let blocks = &held[&(program.stage, weight.name.as_str())];
         let is_whole =
             blocks.iter().map(elements).sum::<usize>() == weight.global.iter().product::<usize>();
-        let is_shared = weight.experts.is_none_or(|experts| experts.ranks == plan.ep);
+        let sharers = plan.experts.ep / if plan.experts.takes_tp { plan.mesh.tp } else { 1 };
+        let is_shared = weight.experts.is_none_or(|experts| experts.ranks == sharers);
         if !is_whole || !is_shared {
             let headline = format!("ranks do not have each element of `{}`", weight.name);
             findings.add("E2124", &class_name(program), headline);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ir::plan::{Offload, Place, Zero};
-use ir::{Diagnostic, Mesh, Plan, Span, Target};
+use ir::{Diagnostic, ExpertParallel, Mesh, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
 /// The code of a diagnostic that says that a plan cannot be executed.
@@ -43,8 +43,8 @@ pub struct Features {
     pub on_gpus: bool,
     /// Context-parallel ranks.
     pub cp: usize,
-    /// Expert-parallel ranks.
-    pub ep: usize,
+    /// The ranks among those of `dp` and `cp` that share experts.
+    pub expert_ranks: usize,
     /// See [`shares_whole_samples`].
     pub has_whole_samples: bool,
     /// What data-parallel ranks share.
@@ -61,8 +61,8 @@ impl Features {
         Features {
             on_gpus: false,
             cp: plan.mesh.cp,
-            ep: plan.ep,
-            has_whole_samples: shares_whole_samples(plan.mesh, plan.ep),
+            expert_ranks: plan.experts.data_ranks(plan.mesh),
+            has_whole_samples: shares_whole_samples(plan.mesh, plan.experts),
             zero: plan.zero,
             data_ranks: plan.mesh.dp * plan.mesh.cp,
             offload: plan.offload,
@@ -78,11 +78,11 @@ impl Features {
         let table = [
             (self.on_gpus, "devices that are GPUs"),
             (
-                self.ep > 1 && !self.has_whole_samples,
+                self.expert_ranks > 1 && !self.has_whole_samples,
                 "an `ep` that takes a part of `cp` (it is to be a multiple of `cp`)",
             ),
             (
-                self.ep > 1 && is_split && !fits(shards, self.ep),
+                self.expert_ranks > 1 && is_split && !fits(shards, self.expert_ranks),
                 "ZeRO over a part of the ranks that share experts",
             ),
             (
@@ -99,8 +99,8 @@ impl Features {
 }
 
 /// Whether ranks that share experts are all that share the tokens of some samples.
-pub fn shares_whole_samples(mesh: Mesh, ep: usize) -> bool {
-    ep == 1 || mesh.besides_experts(ep).is_some_and(|rest| rest.cp == 1)
+pub fn shares_whole_samples(mesh: Mesh, experts: ExpertParallel) -> bool {
+    experts.data_ranks(mesh) == 1 || mesh.besides_experts(experts).is_some_and(|rest| rest.cp == 1)
 }
 
 /// Whether programs carry out all that a plan decides.

@@ -93,6 +93,7 @@ fn program(
     let store = Store::new(weights.unwrap_or_default(), plan.precision);
     let place = Place {
         sizes: [plan.mesh.dp, 1, 1, plan.mesh.tp],
+        takes_tp: false,
         coordinates: [0, 0, 0, tensor],
         microbatch_size: plan.microbatch_size,
         target: executed_target(plan),

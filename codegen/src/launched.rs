@@ -48,7 +48,13 @@ pub struct Launch {
 pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> {
     let calls = Calls::of(module, entry)?;
     let mut layers = Layers::new(module);
-    let place = Place { sizes: [1; 4], coordinates: [0; 4], microbatch_size: 1, target: None };
+    let place = Place {
+        sizes: [1; 4],
+        coordinates: [0; 4],
+        takes_tp: false,
+        microbatch_size: 1,
+        target: None,
+    };
     let mut all = Vec::new();
     for name in calls.functions() {
         let function = module.function(name).ok_or("a call of nothing")?;

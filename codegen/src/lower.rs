@@ -22,6 +22,7 @@ use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source, Tiling,
 use crate::catalogue::{self, kernel_of_composite};
 use crate::chunk::Chunks;
 use crate::optimizer::Update;
+use crate::partition::EXPERTS_WITH_TP;
 use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::scalars::Scalars;
@@ -633,17 +634,22 @@ fn set_accumulate(output: &mut Output, add: bool) {
     }
 }
 
-/// The ranks of an exchange along an axis. An expert-parallel group is a shard group: it has a
-/// member for each piece.
+/// The ranks of an exchange along an axis. An expert-parallel group has a member for each piece.
 fn group(axis: &str, exchange: &Exchange) -> Group {
+    let experts = |pieces: usize| match axis {
+        EXPERTS_WITH_TP => Group::Experts(pieces),
+        _ => Group::Shards(pieces),
+    };
     match exchange {
         Exchange::AllGather { counts, .. } | Exchange::ReduceScatter { counts, .. }
             if axis == Axis::Ep.name() =>
         {
             Group::Shards(counts.len())
         }
-        Exchange::AllToAll { pieces } if axis == Axis::Ep.name() => Group::Shards(*pieces),
-        Exchange::Dispatch(routed) | Exchange::Combine(routed) => Group::Shards(routed.pieces),
+        Exchange::AllToAll { pieces } if axis == Axis::Ep.name() || axis == EXPERTS_WITH_TP => {
+            experts(*pieces)
+        }
+        Exchange::Dispatch(routed) | Exchange::Combine(routed) => experts(routed.pieces),
         Exchange::AllReduce(_)
         | Exchange::AllGather { .. }
         | Exchange::ReduceScatter { .. }

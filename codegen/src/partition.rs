@@ -25,8 +25,11 @@ use crate::executable::executed_target;
 
 /// The axes along which values of one function lie, outermost first: where two of them cut one dim,
 /// the later one cuts what the earlier one has left. Ranks that share experts are neighbours along
-/// `cp` and `dp`: along `ep` lie experts alone, and tokens along the other two.
+/// `tp` if they take it, `cp` and `dp`: along `ep` lie experts alone, and tokens along the others.
 pub const VALUE_AXES: [Axis; 4] = [Axis::Dp, Axis::Ep, Axis::Cp, Axis::Tp];
+
+/// What collectives of experts run along where ranks of `tp` share these too: `tp` outermost.
+pub const EXPERTS_WITH_TP: &str = "tp.ep";
 
 /// The place of `dp` among [`VALUE_AXES`].
 const DP: usize = 0;
@@ -48,6 +51,8 @@ pub struct Place {
     /// For each of [`VALUE_AXES`], this rank's coordinate: 0 on `dp` and `ep`: along `dp` ranks run
     /// one program, whichever experts they have.
     pub coordinates: [usize; 4],
+    /// Whether the ranks of `ep` are all along `tp` first ([`ir::ExpertParallel::takes_tp`]).
+    pub takes_tp: bool,
     /// Samples of one micro-batch on this rank.
     pub microbatch_size: usize,
     /// What kernels are compiled for.
@@ -66,9 +71,10 @@ pub struct Local {
 impl Place {
     /// A place on `cp` and `tp` of what a plan has, for all data-parallel ranks.
     pub fn of(plan: &Plan, [context, tensor]: [usize; 2]) -> Place {
-        let Plan { mesh, ep, microbatch_size, .. } = *plan;
+        let Plan { mesh, experts, microbatch_size, .. } = *plan;
         Place {
-            sizes: [mesh.dp, ep, mesh.cp, mesh.tp],
+            sizes: [mesh.dp, experts.ep, mesh.cp, mesh.tp],
+            takes_tp: experts.takes_tp,
             coordinates: [0, 0, context, tensor],
             microbatch_size,
             target: executed_target(plan),
@@ -511,7 +517,8 @@ impl Partition<'_> {
             let ranks = self.place.sizes[axis];
             let factors = canonical(all.clone(), node, self.global, (VALUE_AXES[axis], ranks));
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
-            let of_tokens = experts.is_some() && matches!(axis, DP | CP) && ranks > 1;
+            let shares_tokens = matches!(axis, DP | CP) || axis == TP && self.place.takes_tp;
+            let of_tokens = experts.is_some() && shares_tokens && ranks > 1;
             let yields = chosen.results.iter().zip(&is_of_experts).map(|(lies, is_of_experts)| {
                 match *is_of_experts && of_tokens {
                     true => Layout::Partial(Combiner::Sum),
@@ -534,6 +541,10 @@ impl Partition<'_> {
                     })?
                 }
             };
+            if axis == TP && of_tokens && !matches!(choice, Choice::Cut(_)) {
+                let name = &self.global.value(node.results[0]).name;
+                return Err(format!("`%{name}` is of experts that ranks of tp share, not tokens"));
+            }
             let (wanted, yielded) = choice.layouts(node, &factors);
             chosen.operands.iter_mut().zip(wanted).for_each(|(lies, own)| lies[axis] = own);
             chosen.results.iter_mut().zip(yielded).for_each(|(lies, own)| lies[axis] = own);

@@ -94,7 +94,7 @@ mod tests {
         let whole = Unsharded { target, tilings, ..Unsharded::default() };
         let of_rank = |rank: usize| {
             let (sizes, coordinates) = ([1, 1, 1, tp], [0, 0, 0, rank]);
-            let place = Place { sizes, coordinates, microbatch_size: 1, target };
+            let place = Place { sizes, coordinates, takes_tp: false, microbatch_size: 1, target };
             let local = partition(&module, &function, &shardings, place).expect("it is cut");
             let mut table = KernelTable::default();
             let own = (&local.function, &local.module);

@@ -9,7 +9,7 @@ use ir::op::Combiner;
 use ir::plan::Optimizer;
 use ir::program::{Experts, STATE_BLOCK, scale_dims};
 use ir::sharding::{Layout, pieces};
-use ir::{Axis, Class, DType, Function, Module, Op, Plan, ValueId};
+use ir::{Axis, Class, DType, ExpertParallel, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
@@ -59,7 +59,8 @@ pub(crate) fn weight_places(
             lies = Some(here);
         }
         if let Some((layout, gradient, experts)) = lies {
-            let experts = experts.map(|dim| Experts { dim, ranks: plan.ep });
+            let ranks = plan.experts.data_ranks(plan.mesh);
+            let experts = experts.map(|dim| Experts { dim, ranks }).filter(|_| ranks > 1);
             let ranges = ranges(weight, (layout, experts), plan.mesh.tp, tensor)?;
             let is_coded = has_coded_states(plan) && is_coded(weight);
             if is_coded {
@@ -149,7 +150,7 @@ pub(crate) fn shards(plan: &Plan) -> Shards {
         return Shards::ONE;
     }
     let whole = plan.zero.ranks(plan.mesh.data_ranks());
-    Shards { whole, experts: (whole / plan.ep).max(1) }
+    Shards { whole, experts: (whole / plan.experts.data_ranks(plan.mesh)).max(1) }
 }
 
 /// Whether ranks share gradients, not only what is updated (ZeRO 2 and 3).
@@ -224,20 +225,24 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         sharding.map_or([Layout::Replicated; 4], layouts)
     };
     let [_, on_ep, _, on_tp] = of(name);
-    let experts = on_ep.cut_dim().filter(|_| plan.ep > 1);
+    let ExpertParallel { ep, takes_tp } = plan.experts;
+    let experts = on_ep.cut_dim().filter(|_| ep > 1);
+    // Of the ranks that share experts, those along `tp` are told apart first.
+    let with_tp = experts.filter(|_| takes_tp).map(Layout::cut);
     let gradient = match module.function(&gradient_name(&call.function)) {
         Some(gradient) if function.is_differentiable(ValueId(param as u32)) => {
             let grad = gradient_of(gradient, function, param)
                 .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
             let [on_dp, grad_on_ep, on_cp, on_tp] = of(&gradient.value(grad).name);
-            if plan.ep > 1 && grad_on_ep.cut_dim() != experts {
+            if ep > 1 && grad_on_ep.cut_dim() != experts {
                 let function = &call.function;
                 return Err(format!("the gradient `@{function}.%d.{name}` lies otherwise on ep"));
             }
             // All gradients are summed over the ranks that hold the same weights: a whole one would
             // count again.
-            let rest = plan.mesh.besides_experts(if experts.is_some() { plan.ep } else { 1 });
-            let rest = rest.ok_or_else(|| format!("ep={} is of tp", plan.ep))?;
+            let shared = if experts.is_some() { plan.experts } else { ExpertParallel::NONE };
+            let rest = plan.mesh.besides_experts(shared);
+            let rest = rest.ok_or_else(|| format!("ep={ep} is no part of the mesh"))?;
             let axes = [(Axis::Dp, rest.dp, on_dp), (Axis::Cp, rest.cp, on_cp)];
             for (axis, ranks, layout) in axes {
                 let is_sum = matches!(layout, Layout::Partial(Combiner::Sum));
@@ -247,11 +252,11 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
                     return Err(format!("{what} is no sum over {axis}"));
                 }
             }
-            on_tp
+            with_tp.unwrap_or(on_tp)
         }
         Some(_) | None => Layout::Replicated,
     };
-    Ok((on_tp, gradient, experts))
+    Ok((with_tp.unwrap_or(on_tp), gradient, experts))
 }
 
 /// The gradient of a layer's parameter, which may be a value with the name of another's, where both
@@ -283,19 +288,19 @@ fn ranges(
     tensor: usize,
 ) -> Result<Vec<(usize, usize)>, String> {
     let mut ranges: Vec<(usize, usize)> = weight.sizes.iter().map(|s| (0, *s)).collect();
-    if let Some(Experts { dim, ranks }) = experts {
-        let size = weight.sizes[dim];
-        if !size.is_multiple_of(ranks) {
-            let name = &weight.name;
-            return Err(format!("ep={ranks} does not divide the {size} experts of `{name}`"));
-        }
-        ranges[dim].1 = size / ranks;
-    }
     if let (Layout::Cut { dim, unit }, true) = (layout, ranks > 1) {
         let cut = pieces(weight.sizes[dim], unit, ranks);
         let cut = cut
             .ok_or_else(|| format!("`{}` cannot be cut over {}={ranks}", weight.name, Axis::Tp))?;
         ranges[dim] = (cut[tensor].start, cut[tensor].size);
+    }
+    if let Some(Experts { dim, ranks }) = experts {
+        let size = ranges[dim].1;
+        if !size.is_multiple_of(ranks) {
+            let name = &weight.name;
+            return Err(format!("ep={ranks} does not divide the {size} experts of `{name}`"));
+        }
+        ranges[dim].1 = size / ranks;
     }
     Ok(ranges)
 }

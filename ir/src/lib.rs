@@ -110,7 +110,7 @@ pub use dim::{Bindings, Dim};
 pub use dtype::DType;
 pub use module::{Function, Kind, Module, Node, Value, ValueId};
 pub use op::Op;
-pub use plan::{Mesh, Plan};
+pub use plan::{ExpertParallel, Mesh, Plan};
 pub use program::Program;
 pub use sharding::{Axis, Layout, Sharding};
 pub use target::Target;

@@ -13,7 +13,7 @@ use crate::precision::Precision;
 use crate::sharding::Sharding;
 use crate::target::Target;
 
-pub use mesh::{Mesh, USUAL_ORDER, parse_order};
+pub use mesh::{ExpertParallel, Mesh, USUAL_ORDER, parse_order};
 
 /// The most ranks, micro-batches, and tokens of a micro-batch on one rank: their product, the
 /// tokens of a step, fits a number. Chosen: beyond clusters that were ever built.
@@ -276,13 +276,13 @@ impl FunctionPlan {
 
     /// The same on a mesh: on an axis of one rank everything is whole.
     pub fn on(self, mesh: Mesh) -> FunctionPlan {
-        self.on_besides(mesh, 1)
+        self.on_besides(mesh, ExpertParallel::NONE)
     }
 
-    /// The same on a mesh on which `ep` ranks share experts.
-    pub fn on_besides(mut self, mesh: Mesh, ep: usize) -> FunctionPlan {
+    /// The same on a mesh on which ranks share experts.
+    pub fn on_besides(mut self, mesh: Mesh, experts: ExpertParallel) -> FunctionPlan {
         self.shardings.retain(|_, sharding| {
-            *sharding = mesh.relevant_besides(ep, sharding);
+            *sharding = mesh.relevant_besides(experts, sharding);
             sharding.layouts().next().is_some()
         });
         self
@@ -333,9 +333,8 @@ pub struct Plan {
     /// How context-parallel ranks attend to each other's tokens, where there are several.
     #[serde(default)]
     pub context: ContextForm,
-    /// Expert-parallel ranks: they share the experts of a layer. Taken from `tp`, `cp` and `dp`,
-    /// innermost first.
-    pub ep: usize,
+    /// How ranks share the experts of layers.
+    pub experts: ExpertParallel,
     /// What data-parallel ranks shard.
     pub zero: Zero,
     /// What lies elsewhere than on the device.

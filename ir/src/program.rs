@@ -398,6 +398,9 @@ pub enum Group {
         /// How far apart they are.
         stride: usize,
     },
+    /// This many ranks that share experts, all of `tp` first: those along `tp` of neighbours of
+    /// [`Group::Data`], of which members with the same place on `tp` follow each other.
+    Experts(usize),
     /// The ranks of these stages with the same place on the other axes.
     Stages(Vec<usize>),
     /// All ranks.

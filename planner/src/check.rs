@@ -152,14 +152,20 @@ fn check_groups(plan: &Plan, found: &mut Vec<Diagnostic>) {
     let Mesh { dp, cp, tp, .. } = plan.mesh;
     let Zero { stage, shard } = plan.zero;
     let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
-    if !divides(plan.ep, dp * cp * tp) {
-        let headline =
-            format!("{} ranks share experts, of dp · cp · tp = {}", plan.ep, dp * cp * tp);
+    let ep = plan.experts.ep;
+    if !divides(ep, dp * cp * tp) {
+        let headline = format!("{ep} ranks share experts, of dp · cp · tp = {}", dp * cp * tp);
         found.push(error("E3301", plan, headline));
-    } else if plan.mesh.besides_experts(plan.ep).is_none() {
-        let headline = format!("{} ranks share experts, of dp · cp = {}", plan.ep, dp * cp);
-        let note = "in a plan, ranks that share experts are none of tp";
+    } else if plan.mesh.besides_experts(plan.experts).is_none() {
+        let headline = format!("{ep} ranks share experts, of dp · cp = {}", dp * cp);
+        let note = "in a plan, ranks that share experts are none of tp, or all with `etp=1`";
         found.push(error("E3301", plan, headline).note(note));
+    }
+    let shares_equally = !plan.experts.takes_tp || divides(tp, plan.seq / cp.max(1));
+    if !shares_equally {
+        let headline =
+            format!("ranks of tp={tp} share experts, and not {} tokens equally", plan.seq / cp);
+        found.push(error("E3301", plan, headline));
     }
     let pieces = plan.context.pieces(cp);
     if !plan.seq.is_multiple_of(pieces) {

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use ir::lora::Lora;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction};
 use ir::precision::Precision;
-use ir::{Diagnostic, Module, Plan, Span};
+use ir::{Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -40,6 +40,7 @@ use crate::simulate::StepTime;
 
 use bound::Bound;
 pub use candidate::Candidate;
+pub use candidates::ways_to_share;
 use candidates::{candidates, has_candidates, offloads};
 use layers::LayerTable;
 pub use ranks::Usable;
@@ -161,8 +162,8 @@ pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
 }
 
 /// Candidates of one kind differ in more than numbers.
-fn kind(c: &Candidate) -> (ir::Mesh, usize, bool) {
-    (c.mesh, c.ep, c.sequence)
+fn kind(c: &Candidate) -> (Mesh, ExpertParallel, bool) {
+    (c.mesh, c.experts, c.sequence)
 }
 
 /// A search as far as it went.
@@ -515,7 +516,7 @@ fn assemble(
         schedule: candidate.schedule,
         stage_ends: candidate.stage_ends.clone(),
         context: ContextForm::default(),
-        ep: candidate.ep,
+        experts: candidate.experts,
         zero: candidate.zero,
         offload: candidate.offload,
         optimizer: job.optimizer,
@@ -523,7 +524,7 @@ fn assemble(
         lora: job.lora.clone(),
         functions: functions
             .into_iter()
-            .map(|(name, f)| (name, f.on_besides(mesh, candidate.ep)))
+            .map(|(name, f)| (name, f.on_besides(mesh, candidate.experts)))
             .collect(),
         predictions: Default::default(),
     }
@@ -551,7 +552,8 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
     }
     if job.limits.fixed(Decision::Ep).is_some_and(|ranks| ranks > 1) {
         diagnostic = diagnostic
-            .note("ep divides dp · cp and the experts of each layer, and is a multiple of cp");
+            .note("ep divides dp · cp and the experts of each layer, and is a multiple of cp")
+            .note("with etp=1 and sp, so does ep / tp; ranks of tp have equally many tokens");
     }
     match job.limits.fixed(Decision::Vpp).is_some_and(|chunks| chunks > 1) {
         true => diagnostic.note("with vpp, pp divides the micro-batches, and pp · vpp are calls"),

@@ -15,10 +15,11 @@ use codegen::calls::{Calls, Operand};
 use ir::lora::Lora;
 use ir::plan::{ContextForm, FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::{Precision, Products};
-use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span, Target};
+use ir::{Axis, Diagnostic, ExpertParallel, Mesh, Module, Plan, Span, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::configuration::{Configuration, Recompute};
+use crate::estimate::profile::GANTLINE;
 use crate::link::Link;
 use crate::shard::{Rates, Request, shard};
 
@@ -82,7 +83,7 @@ fn check_tokens(purpose: &Purpose<'_>, pieces: usize) -> Result<(), (String, &'s
 ///
 /// # Errors
 /// `E3401` for a name that does not fit the model or the batch, `E3101` and `E3102` where a layer
-/// cannot be split as asked, `E3405` for ranks that share experts across `tp`.
+/// cannot be split as asked, `E3405` for ranks that share experts across a part of `tp`.
 pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Vec<Diagnostic>> {
     let error = |code, headline: String, help: &str| {
         vec![Diagnostic::error(code, Span::of(name.to_string()), headline).help(help)]
@@ -91,17 +92,8 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let layers = layers_of(&calls);
     name.check(layers.len() as u32)?;
     let mesh = mesh_of(name);
-    let ep = name.ep as usize;
-    if mesh.besides_experts(ep).is_none() {
-        let headline = format!("ep={ep} takes ranks of tp, which shardings do not say yet");
-        let help = "use an `ep` whose factors are of cp · dp, or ask for `--name`";
-        return Err(error("E3405", headline, help));
-    }
-    if name.etp != 0 && name.etp != name.tp {
-        let headline = format!("etp={} is not all of tp={}", name.etp, name.tp);
-        let help = "leave `etp` out: all ranks of `tp` slice experts, or ask for `--name`";
-        return Err(error("E3405", headline, help));
-    }
+    let experts = sharing_of(name);
+    check_experts(name).map_err(|(headline, help)| error("E3405", headline, help))?;
     let context = ContextForm::default();
     let pieces = context.pieces(mesh.cp);
     check_tokens(purpose, pieces).map_err(|(headline, help)| error("E3401", headline, help))?;
@@ -116,7 +108,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         dp: mesh.dp,
         cp: mesh.cp,
         tp: mesh.tp,
-        ep,
+        experts,
         microbatch_size: name.microbatch as usize,
         sequence: name.sequence_parallel && mesh.tp > 1,
         rates: NOMINAL,
@@ -126,7 +118,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let keeps = Keeps::of(name, &calls, &layers, &stage_ends)
         .ok_or_else(|| error("E3401", "`recompute=auto` is no decision".to_owned(), "choose"))?;
     let functions = sharded.functions.into_iter().map(|(function, shardings)| {
-        let plan = FunctionPlan::new(Keep::Full, shardings).on_besides(mesh, ep);
+        let plan = FunctionPlan::new(Keep::Full, shardings).on_besides(mesh, experts);
         let plan = keeps.plan(&function, plan);
         (function, plan)
     });
@@ -142,7 +134,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         schedule: name.schedule,
         stage_ends,
         context,
-        ep,
+        experts,
         zero: name.zero,
         offload: name.offload,
         optimizer: purpose.optimizer,
@@ -153,7 +145,35 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     })
 }
 
-/// The mesh of a name.
+/// How ranks share experts that a name means.
+pub fn sharing_of(name: &Configuration) -> ExpertParallel {
+    let takes_tp = name.ep > 1 && GANTLINE.experts.slices(name) < name.tp;
+    ExpertParallel { ep: name.ep as usize, takes_tp }
+}
+
+/// Whether plans say how a name shares experts; else a headline and a way out.
+fn check_experts(name: &Configuration) -> Result<(), (String, &'static str)> {
+    let (experts, tp, etp) = (sharing_of(name), name.tp, GANTLINE.experts.slices(name));
+    let ep = experts.ep;
+    if ep > 1 && etp != 1 && etp != tp {
+        let headline = format!("etp={etp} is neither 1 nor all of tp={tp}");
+        return Err((headline, "use `etp=1`, or leave it out, or ask for `--name`"));
+    }
+    if experts.takes_tp && !name.sequence_parallel {
+        let headline = format!("ep={ep} takes ranks of tp={tp}, which do not share tokens");
+        return Err((headline, "add `sp`, or use an `ep` whose factors are of cp · dp"));
+    }
+    if ep == 1 && name.etp != 0 && etp != tp {
+        let headline = format!("etp={etp}, and no ranks share experts");
+        return Err((headline, "use an `ep` that is a multiple of tp, or leave `etp` out"));
+    }
+    if mesh_of(name).besides_experts(experts).is_none() {
+        let headline = format!("ep={ep} takes a part of tp={tp}, or what is no part of cp · dp");
+        return Err((headline, "use an `ep` that is a multiple of tp, or ask for `--name`"));
+    }
+    Ok(())
+}
+
 /// The mesh that a name means.
 pub fn mesh_of(name: &Configuration) -> Mesh {
     let [pp, dp, cp, tp] = [name.pp, name.dp, name.cp, name.tp].map(|ranks| ranks as usize);
@@ -288,7 +308,8 @@ pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Di
 /// What a plan decides, as far as a name can say it.
 fn configuration_of(module: &Module, calls: &Calls, plan: &Plan) -> Configuration {
     let decided = Configuration {
-        ep: size(plan.ep),
+        ep: size(plan.experts.ep),
+        etp: etp_of(plan.mesh, plan.experts),
         vpp: size(plan.chunks_per_stage()),
         microbatch: size(plan.microbatch_size),
         sequence_parallel: plan.mesh.tp > 1 && splits_sequence(module, calls, plan),
@@ -298,6 +319,13 @@ fn configuration_of(module: &Module, calls: &Calls, plan: &Plan) -> Configuratio
         ..of_mesh(plan.mesh)
     };
     named(decided, calls, &plan.stage_ends, &keeps_of(calls, plan)).configuration
+}
+
+/// `etp` of a name: 0 where it goes without saying.
+pub(crate) fn etp_of(mesh: Mesh, experts: ExpertParallel) -> u32 {
+    let open = Configuration { ep: size(experts.ep), ..of_mesh(mesh) };
+    let etp = if experts.takes_tp { 1 } else { open.tp };
+    if experts.ep == 1 || GANTLINE.experts.slices(&open) == etp { 0 } else { etp }
 }
 
 fn size(number: usize) -> u32 {
@@ -374,7 +402,7 @@ fn keeps_of(calls: &Calls, plan: &Plan) -> Vec<Keep> {
 /// keep, and where stages end.
 fn differences(calls: &Calls, plan: &Plan, meant: &Plan) -> usize {
     let differing = |a: &FunctionPlan, b: &FunctionPlan| {
-        let on = |one: &FunctionPlan| one.clone().on_besides(plan.mesh, plan.ep);
+        let on = |one: &FunctionPlan| one.clone().on_besides(plan.mesh, plan.experts);
         let (a, b) = (on(a), on(b));
         let values: BTreeSet<&String> = a.shardings.keys().chain(b.shardings.keys()).collect();
         values.into_iter().filter(|name| a.shardings.get(*name) != b.shardings.get(*name)).count()

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use ir::Mesh;
 use ir::plan::Keep;
+use ir::{ExpertParallel, Mesh};
 use kernels::Seconds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,8 +109,14 @@ pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)
     if dp > 1 {
         push("DP", format!("{dp} groups of ranks take different samples"));
     }
-    if candidate.ep > 1 {
-        push("EP", format!("{} of these share the experts of a layer", candidate.ep));
+    match candidate.experts {
+        ExpertParallel { ep: 1, .. } => {}
+        ExpertParallel { ep, takes_tp: false } => {
+            push("EP", format!("{ep} of these share the experts of a layer"));
+        }
+        ExpertParallel { ep, takes_tp: true } => {
+            push("EP", format!("{ep} ranks share the experts of a layer, those of TP first"));
+        }
     }
     if cp > 1 {
         push("CP", format!("{cp} ranks share the tokens of a sample"));
@@ -162,7 +168,7 @@ fn decided(best: &Scored, evaluated: &[Scored]) -> Option<String> {
         let less = Seconds(best.time.seconds - faster.time.seconds);
         return Some(format!("memory: {name} takes {less} less, but needs {need} of {have}"));
     }
-    let kind = |s: &Scored| (s.candidate.mesh, s.candidate.ep, s.candidate.sequence);
+    let kind = |s: &Scored| (s.candidate.mesh, s.candidate.experts, s.candidate.sequence);
     let others = evaluated.iter().filter(|s| s.fits() && kind(s) != kind(best));
     let second = others.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))?;
     let (part, ours, theirs) = grown(best, second)?;
@@ -182,8 +188,8 @@ fn grown(best: &Scored, other: &Scored) -> Option<(&'static str, f64, f64)> {
 /// One alternative per other mesh and boundary, the fastest first.
 fn alternatives(best: &Scored, evaluated: &[Scored]) -> Vec<Alternative> {
     let kind = |s: &Scored| {
-        let Candidate { mesh, ep, sequence, .. } = s.candidate;
-        (mesh, ep, sequence, s.fits())
+        let Candidate { mesh, experts, sequence, .. } = s.candidate;
+        (mesh, experts, sequence, s.fits())
     };
     let mut sorted: Vec<&Scored> = evaluated.iter().filter(|s| *s != best).collect();
     sorted.sort_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds));

@@ -57,7 +57,7 @@
 //! | `E3402` | the text of a configuration that cannot be read | 2 |
 //! | `E3403` | the shape of a model that cannot be | 2 |
 //! | `E3404` | a cluster that an estimate is not for | 2 |
-//! | `E3405` | experts shared across `tp`, which the values of a plan cannot express yet | 4 |
+//! | `E3405` | experts shared across a part of `tp`, or across `tp` without `sp` | 4 |
 //! | `E3406` | adapters that a model on GPUs cannot have | 2 |
 
 pub mod divisors;

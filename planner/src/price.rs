@@ -217,6 +217,7 @@ impl<'a> Prices<'a> {
             Group::Shards(count) => (count * tp, *count),
             Group::Copies(count) => (stage, dp * cp / count),
             Group::Strided { count, stride } => (count * stride * tp, *count),
+            Group::Experts(count) => (*count, *count),
             Group::Axis(Axis::Pp) => (ranks, pp),
             Group::Axis(Axis::Ep) => (1, 1),
             Group::Stages(stages) => (ranks, stages.len()),

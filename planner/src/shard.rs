@@ -3,7 +3,8 @@
 //!
 //! On `dp` a rule decides: what is counted by samples is cut by samples, sums over them stay
 //! partial; so on `cp`, by tokens of a sample. Over `ep` the weights of experts are cut by experts,
-//! and all else lies as it would without it. On `tp` a beam search over the nodes in order does,
+//! and all else lies as it would without it; where `ep` takes `tp`, tokens are cut over `tp` where
+//! experts compute with them. On `tp` a beam search over the nodes in order does,
 //! with the op table's factors as options (`beam`). Layers meet in their boundary activations,
 //! whose layout is given, and in shared weights, whose layout is enumerated; so the sum of the
 //! layers' minima is the minimum.
@@ -26,7 +27,7 @@ pub(crate) mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::sharding::pieces;
-use ir::{Axis, Bindings, Diagnostic, Dim, Layout, Module, Sharding, Span};
+use ir::{Axis, Bindings, Diagnostic, Dim, ExpertParallel, Layout, Module, Sharding, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
@@ -60,8 +61,8 @@ pub struct Request<'a> {
     pub cp: usize,
     /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Ranks that share experts.
-    pub ep: usize,
+    /// How ranks share experts.
+    pub experts: ExpertParallel,
     /// Samples of a micro-batch on one rank.
     pub microbatch_size: usize,
     /// Whether activations between layers are cut over `tp` along the sequence, or whole.
@@ -100,8 +101,9 @@ pub fn shard(request: &Request<'_>) -> Result<Sharded, Diagnostic> {
     bound.bind(&Bindings::from([(Dim::BATCH.to_owned(), batch)]));
     let entry = symbolic.function(request.entry).expect("it has layers");
     let context = context::context_layouts(request.cp, entry, &bound, &layers)?;
-    if request.ep > 1 && !layers.iter().any(|layer| has_experts(&bound, layer)) {
-        let headline = format!("no layer of `{}` has experts for ep={}", symbolic.name, request.ep);
+    let ep = request.experts.ep;
+    if ep > 1 && !layers.iter().any(|layer| has_experts(&bound, layer)) {
+        let headline = format!("no layer of `{}` has experts for ep={ep}", symbolic.name);
         return Err(Diagnostic::error("E3102", Span::of("ep"), headline).help("leave `ep` out"));
     }
     let shared = shared_weights(&layers);
@@ -164,7 +166,8 @@ fn shard_one(
     fixed: &BTreeMap<String, Layout>,
 ) -> Result<OneLayer, Diagnostic> {
     let problem = problem::Problem::new(request, bound, (layer, context), fixed)?;
-    let experts = experts::expert_layouts(request.ep, problem.function, &problem.expert_dims)?;
+    let experts =
+        experts::expert_layouts(request.experts.ep, problem.function, &problem.expert_dims)?;
     let found = beam::search(&problem).map_err(|value| {
         let headline = format!("`tp={}` cannot cut `{}`", request.tp, layer.name);
         Diagnostic::error("E3101", Span::of("--tp"), headline)

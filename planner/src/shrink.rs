@@ -10,7 +10,7 @@ use std::fmt;
 
 use ir::plan::{FunctionPlan, Keep, Offload, Place, Zero};
 use ir::precision::Precision;
-use ir::{Diagnostic, Mesh, Plan, Span};
+use ir::{Diagnostic, ExpertParallel, Mesh, Plan, Span};
 
 /// Micro-batches of a step at most, and samples of one. Chosen: a pipeline of two stages is full
 /// for a while, and samples are told apart.
@@ -62,7 +62,7 @@ pub fn shrink(plan: &Plan, functions: &[&str]) -> Result<Shrunk, Diagnostic> {
         microbatch_size: plan.microbatch_size.min(SAMPLES),
         microbatch_count: plan.microbatch_count.min(most),
         stage_ends: stage_ends(plan, chunks, calls),
-        ep: plan.ep.min(2),
+        experts: experts(plan, mesh),
         zero: Zero { shard, ..plan.zero },
         functions: functions_of(plan, functions),
         predictions: Default::default(),
@@ -80,11 +80,19 @@ fn mesh(plan: &Plan) -> (Mesh, u32) {
     let Mesh { pp, dp, cp, tp, order } = plan.mesh;
     let shard = plan.zero.shard as usize;
     let is_partial = shard > 1 && shard < dp * cp;
-    let has_copies = plan.ep > 1 && plan.ep < dp * cp;
+    let sharers = plan.experts.data_ranks(plan.mesh);
+    let has_copies = sharers > 1 && sharers < dp * cp;
     let copies = if (is_partial || has_copies) && two(cp) == 1 { 4 } else { two(dp) };
     let mesh = Mesh { pp: two(pp), dp: dp.min(copies), cp: two(cp), tp: two(tp), order };
     let shard = if is_partial { 2 } else { shard.min(mesh.dp * mesh.cp) };
     (mesh, if plan.zero.shard == 0 { 0 } else { shard as u32 })
+}
+
+/// How ranks of the mesh in small share experts.
+fn experts(plan: &Plan, mesh: Mesh) -> ExpertParallel {
+    let sharers = plan.experts.data_ranks(plan.mesh).min(2);
+    let takes_tp = plan.experts.takes_tp;
+    ExpertParallel { ep: if takes_tp { mesh.tp * sharers } else { sharers }, takes_tp }
 }
 
 /// What is decided of functions, for the calls that there are of each: where calls keep different
@@ -139,7 +147,7 @@ fn traits(plan: &Plan) -> BTreeSet<Trait> {
             all.insert(Trait(name));
         }
     };
-    for (name, size) in [("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp), ("ep", plan.ep)] {
+    for (name, size) in [("pp", pp), ("dp", dp), ("cp", cp), ("tp", tp), ("ep", plan.experts.ep)] {
         add(size > 1, name.to_owned());
     }
     add(order != Mesh::ONE.order, "order".to_owned());
@@ -153,7 +161,9 @@ fn traits(plan: &Plan) -> BTreeSet<Trait> {
     add(stage > 0 && copies > 1, format!("zero={stage}"));
     let is_partial = stage > 0 && shard > 1 && (shard as usize) < copies;
     add(is_partial, "shards over some ranks".to_owned());
-    add(plan.ep > 1 && plan.ep < copies, "copies of experts".to_owned());
+    add(plan.experts.takes_tp, "etp=1".to_owned());
+    let sharers = plan.experts.data_ranks(plan.mesh);
+    add(plan.experts.ep > 1 && sharers < copies, "copies of experts".to_owned());
     for (what, place) in Offload::places(&plan.offload) {
         add(place != Place::Device, format!("offload-{what}={}", place.name()));
     }

@@ -233,8 +233,9 @@ impl<'a> Simulation<'a> {
                 let axis = match group {
                     Group::Axis(axis) => Some(*axis),
                     // Inside of layers, neighbours share experts.
-                    Group::Shards(_) if is_layer => Some(Axis::Ep),
+                    Group::Shards(_) | Group::Experts(_) if is_layer => Some(Axis::Ep),
                     Group::Shards(_)
+                    | Group::Experts(_)
                     | Group::Data
                     | Group::Copies(_)
                     | Group::Strided { .. }
@@ -285,6 +286,13 @@ impl<'a> Simulation<'a> {
             Group::Shards(count) => {
                 let first = context / count * count;
                 (first..cp.min(first + count)).map(|other| at(stage, other, tensor)).collect()
+            }
+            Group::Experts(count) => {
+                let on_data = count / tp;
+                let first = context / on_data * on_data;
+                let contexts = first..cp.min(first + on_data);
+                let of_place = |t| contexts.clone().map(move |c| at(stage, c, t));
+                (0..tp).flat_map(of_place).collect()
             }
             Group::Copies(stride) | Group::Strided { stride, .. } => {
                 let own = (context % stride..cp).step_by(*stride);

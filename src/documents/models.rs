@@ -229,8 +229,10 @@ pub struct MeshRow {
     pub cp: u64,
     /// Ranks that share a layer.
     pub tp: u64,
-    /// Replicas that share experts.
+    /// Ranks that share experts.
     pub ep: u64,
+    /// Ranks of `tp` that slice each expert.
+    pub etp: u64,
     /// Whether they share the sequence.
     pub sequence: bool,
     /// The largest relative error.

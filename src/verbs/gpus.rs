@@ -21,7 +21,7 @@ use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::Configuration;
-use planner::elaborate::mesh_of;
+use planner::elaborate::{mesh_of, sharing_of};
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
@@ -570,11 +570,12 @@ pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
 
 /// The decisions of a configuration that some device may be unable to carry out.
 fn features(c: &Configuration) -> Features {
+    let (mesh, experts) = (mesh_of(c), sharing_of(c));
     Features {
         on_gpus: true,
         cp: c.cp as usize,
-        ep: c.ep as usize,
-        has_whole_samples: shares_whole_samples(mesh_of(c), c.ep as usize),
+        expert_ranks: experts.data_ranks(mesh),
+        has_whole_samples: shares_whole_samples(mesh, experts),
         zero: c.zero,
         data_ranks: (c.dp * c.cp) as usize,
         offload: c.offload,

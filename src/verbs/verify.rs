@@ -24,9 +24,9 @@ use ir::lora::{Lora, adapt};
 use ir::plan::{ContextForm, Optimizer};
 use ir::precision::Products;
 use ir::random::mix;
-use ir::{DType, Diagnostic, Mesh, Plan, Span};
+use ir::{DType, Diagnostic, ExpertParallel, Mesh, Plan, Span};
 use planner::cluster::Cluster;
-use planner::compiled::Usable;
+use planner::compiled::{Usable, ways_to_share};
 use planner::divisors::divisors;
 use planner::elaborate::name_of;
 use planner::limits::{Decision, Limits};
@@ -110,8 +110,8 @@ pub(super) struct Computed {
 /// One line of the answer.
 pub(super) struct Line {
     mesh: Mesh,
-    /// Ranks that share experts.
-    ep: usize,
+    /// How ranks share experts.
+    experts: ExpertParallel,
     sequence: bool,
     pub(super) error: f64,
     /// How far all tensors are from what is expected: the root of the mean of the squares of each
@@ -252,19 +252,14 @@ pub(super) fn lines_of(
     }
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
     let experts = Usable::of(&question.job())?.experts;
-    for (mesh, ep) in meshes(args.ranks, question.seq, experts) {
-        for sequence in [false, true] {
-            if sequence && mesh.tp == 1 {
-                continue;
+    for (mesh, sequence, experts) in meshes(args.ranks, question.seq, experts) {
+        match plan_of(question, (mesh, experts), sequence) {
+            Ok(plan) => {
+                let found = step(question, model, &plan, args.seed)?;
+                lines.push(Line { experts, ..compare(mesh, sequence, expected, &found) });
             }
-            match plan_of(question, (mesh, ep), sequence) {
-                Ok(plan) => {
-                    let found = step(question, model, &plan, args.seed)?;
-                    lines.push(Line { ep, ..compare(mesh, sequence, expected, &found) });
-                }
-                Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
-                Err(failure) => return Err(failure),
-            }
+            Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
+            Err(failure) => return Err(failure),
         }
     }
     Ok((lines, refused))
@@ -298,7 +293,7 @@ pub(super) fn step_of_one(
     model: &Model,
     seed: u32,
 ) -> Result<Computed, Failure> {
-    let plan = plan_of(question, (Mesh::ONE, 1), false)?;
+    let plan = plan_of(question, (Mesh::ONE, ExpertParallel::NONE), false)?;
     step(question, model, &plan, seed)
 }
 
@@ -335,7 +330,7 @@ pub(super) fn drawn_weights(
     model: &Model,
     seed: u32,
 ) -> Result<BTreeMap<String, Vec<f64>>, Failure> {
-    let plan = plan_of(question, (Mesh::ONE, 1), false)?;
+    let plan = plan_of(question, (Mesh::ONE, ExpertParallel::NONE), false)?;
     let session = session(question, model, &plan, seed)?;
     let weight = |weight: &Weight| {
         let values = session.read_weight(&weight.name, Part::Weight)?;
@@ -345,12 +340,14 @@ pub(super) fn drawn_weights(
 }
 
 /// All meshes of a number of ranks and of its divisors, but that of one rank, which can share
-/// samples of `seq` tokens, with each number of ranks that can share the experts of a layer.
-fn meshes(ranks: usize, seq: usize, experts: usize) -> Vec<(Mesh, usize)> {
+/// samples of `seq` tokens, with each way to share the sequence and the experts of a layer.
+fn meshes(ranks: usize, seq: usize, experts: usize) -> Vec<(Mesh, bool, ExpertParallel)> {
     let shares = |mesh: Mesh| {
-        let fits =
-            move |ep: &usize| *ep == 1 || ep.is_multiple_of(mesh.cp) && experts.is_multiple_of(*ep);
-        divisors(mesh.data_ranks()).into_iter().filter(fits).map(move |ep| (mesh, ep))
+        let sequences = [false, true].into_iter().filter(move |sequence| !sequence || mesh.tp > 1);
+        sequences.flat_map(move |sequence| {
+            let ways = ways_to_share(mesh, experts, sequence.then_some(seq)).into_iter();
+            ways.map(move |way| (mesh, sequence, way))
+        })
     };
     let fits = |cp: &usize| seq.is_multiple_of(ContextForm::default().pieces(*cp));
     let mut meshes = Vec::new();
@@ -370,7 +367,7 @@ fn meshes(ranks: usize, seq: usize, experts: usize) -> Vec<(Mesh, usize)> {
 /// The plan of exactly this mesh.
 fn plan_of(
     question: &mut PlanRequest,
-    (mesh, ep): (Mesh, usize),
+    (mesh, experts): (Mesh, ExpertParallel),
     sequence: bool,
 ) -> Result<Plan, Failure> {
     let decisions = [
@@ -378,7 +375,8 @@ fn plan_of(
         (Decision::Dp, mesh.dp),
         (Decision::Cp, mesh.cp),
         (Decision::Tp, mesh.tp),
-        (Decision::Ep, ep),
+        (Decision::Ep, experts.ep),
+        (Decision::Etp, if experts.takes_tp { 1 } else { mesh.tp }),
         (Decision::Sp, usize::from(sequence)),
     ];
     question.limits = Limits::default();
@@ -501,9 +499,10 @@ pub(super) fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Comput
     };
     let floor = 1e-3 * one.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
     let worst = "loss".to_owned();
+    let (experts, error) = (ExpertParallel::NONE, 0.0);
     let distance_all = distance_of(one, found);
     let mut line =
-        Line { mesh, ep: 1, sequence, error: 0.0, distance: distance_all, worst, is_ok: true };
+        Line { mesh, experts, sequence, error, distance: distance_all, worst, is_ok: true };
     line.error = distance(one.loss, found.loss) / largest(&[one.loss]).max(f64::MIN_POSITIVE);
     for (name, expected) in &one.grads {
         let Some(grad) = found.grads.get(name) else {
@@ -586,7 +585,8 @@ fn mesh_row(line: &Line) -> MeshRow {
         dp: dp as u64,
         cp: cp as u64,
         tp: tp as u64,
-        ep: line.ep as u64,
+        ep: line.experts.ep as u64,
+        etp: if line.experts.takes_tp { 1 } else { tp as u64 },
         sequence: line.sequence,
         error_max: line.error,
         distance: line.distance,
@@ -599,9 +599,10 @@ fn table(lines: &[Line]) -> Table {
     let mut table = Table::new(["mesh", "sequence cut", "max error", "", "of"]);
     for line in lines {
         table.row([
-            match line.ep {
-                1 => line.mesh.to_string(),
-                ep => format!("{} ep={ep}", line.mesh),
+            match line.experts {
+                ExpertParallel { ep: 1, .. } => line.mesh.to_string(),
+                ExpertParallel { ep, takes_tp: false } => format!("{} ep={ep}", line.mesh),
+                ExpertParallel { ep, takes_tp: true } => format!("{} ep={ep} etp=1", line.mesh),
             },
             if line.sequence { "yes" } else { "no" }.to_owned(),
             format!("{:.1e}", line.error),

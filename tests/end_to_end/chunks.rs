@@ -3,7 +3,7 @@
 use ir::import::{Description, preset, read_config};
 use ir::plan::Keep;
 use ir::program::{Contents, Exchange, Instruction, Program};
-use ir::{DType, Mesh, Module, Plan};
+use ir::{DType, ExpertParallel, Mesh, Module, Plan};
 use planner::link::Link;
 use runtime::execute::{Batch, Scalars};
 
@@ -185,7 +185,12 @@ fn tokens_in_pieces_give_the_same_loss_and_gradients() {
             let (microbatch_size, microbatch_count, sequence) = (1, 2, false);
             let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
             let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
-            let plan = plan_sharing(&module, (ROWS, DType::F64), wanted, (link, ep));
+            let plan = plan_sharing(
+                &module,
+                (ROWS, DType::F64),
+                wanted,
+                (link, ExpertParallel::along(ep)),
+            );
             let mut session = session(&module, &plan.expect("it fits"));
             load(&mut session, &weights);
             let routines = &session.classes().program_of(0).routines;

@@ -3,7 +3,7 @@
 
 use ir::import::{Description, read_config};
 use ir::plan::{Keep, Schedule, Zero};
-use ir::{Axis, DType, Mesh, Plan};
+use ir::{Axis, DType, ExpertParallel, Mesh, Plan};
 use runtime::npy;
 
 use crate::cli::tiny;
@@ -18,7 +18,7 @@ fn mesh([pp, dp, cp, tp]: [usize; 4]) -> Mesh {
 
 fn case(description: &Description, keep: Keep) -> Case<'_> {
     let (dropout, seq, samples, dtype, bound) = (0.0, SEQ, 6, DType::F64, 1e-10);
-    Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 }
+    Case { description, dropout, seq, samples, keep, dtype, bound, experts: ExpertParallel::NONE }
 }
 
 /// Layers with a window and layers without, soft caps, and fewer heads of keys than of queries.

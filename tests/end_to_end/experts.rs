@@ -2,7 +2,7 @@
 
 use ir::import::{Description, read_config};
 use ir::plan::{Keep, Place, Schedule, Zero};
-use ir::{DType, Mesh, Plan};
+use ir::{DType, ExpertParallel, Mesh, Plan};
 use runtime::weights::Weights;
 
 use crate::cli::tiny;
@@ -19,7 +19,8 @@ fn mesh([pp, dp, tp]: [usize; 3]) -> Mesh {
 
 fn case(description: &Description, ep: usize, keep: Keep) -> Case<'_> {
     let (dropout, seq, samples, dtype, bound) = (0.0, SEQ, 12, DType::F64, 1e-10);
-    Case { description, dropout, seq, samples, keep, dtype, bound, ep }
+    let experts = ExpertParallel::along(ep);
+    Case { description, dropout, seq, samples, keep, dtype, bound, experts }
 }
 
 #[test]
@@ -68,6 +69,34 @@ fn ranks_that_share_tokens_share_experts() {
     check_batch(of(2, Keep::Full), &[mesh([1, 2, 2, 1])], &zero(1));
     check_batch(of(2, Keep::AllButAttention), &[mesh([1, 3, 2, 1])], &zero(3));
     check_batch(of(6, Keep::Full), &[mesh([1, 3, 2, 1])], &zero(2));
+}
+
+/// Ranks that share the tokens of a layer's boundary share experts too, alone or with those of
+/// other samples and tokens: each has whole experts.
+#[test]
+fn ranks_along_tp_share_experts() {
+    let model = mixtral(8, 2);
+    let of = |ep: usize, keep: Keep| {
+        let experts = ExpertParallel { ep, takes_tp: true };
+        Case { experts, seq: 12, ..case(&model, 1, keep) }
+    };
+    let mesh = |[pp, dp, cp, tp]: [usize; 4]| Mesh { pp, dp, cp, tp, ..Mesh::ONE };
+    let none = |_: &mut Plan| {};
+    let zero = |stage: u8, shard: u32| move |plan: &mut Plan| plan.zero = Zero { stage, shard };
+    check_batch(of(2, Keep::Full), &[mesh([1, 1, 1, 2]), mesh([1, 2, 1, 2])], &none);
+    check_batch(of(4, Keep::None), &[mesh([1, 2, 1, 2]), mesh([2, 1, 1, 4])], &none);
+    check_batch(of(4, Keep::AllButAttention), &[mesh([1, 4, 1, 2])], &none);
+    // With those that share tokens, or one copy for each of these.
+    check_batch(of(4, Keep::Full), &[mesh([1, 1, 2, 2]), mesh([2, 2, 2, 2])], &none);
+    check_batch(of(8, Keep::Full), &[mesh([1, 2, 2, 2])], &zero(1, 0));
+    check_batch(of(2, Keep::Full), &[mesh([1, 2, 2, 2])], &none);
+    for stage in [1, 2, 3] {
+        check_batch(of(4, Keep::Full), &[mesh([1, 4, 1, 2])], &zero(stage, 0));
+        check_batch(of(2, Keep::None), &[mesh([1, 2, 1, 2])], &zero(stage, 0));
+        check_batch(of(4, Keep::Full), &[mesh([1, 4, 1, 2])], &zero(stage, 2));
+    }
+    let schedule = |plan: &mut Plan| plan.schedule = Schedule::ZeroBubbleH1;
+    check_batch(of(4, Keep::Full), &[mesh([2, 2, 1, 2])], &schedule);
 }
 
 /// An expert that every token visits runs on its own rank's tokens, beside those that are shared.

@@ -39,7 +39,13 @@ pub(crate) fn halves(
     keep: Keep,
 ) -> Vec<(Function, Module, Option<Choice>)> {
     let whole = Shardings::new();
-    let place = Place { sizes: [1; 4], coordinates: [0; 4], microbatch_size: 2, target: None };
+    let place = Place {
+        sizes: [1; 4],
+        coordinates: [0; 4],
+        takes_tp: false,
+        microbatch_size: 2,
+        target: None,
+    };
     let decisions = LayerDecisions { shardings: &whole, keep, is_late: &[] };
     let layer = Layers::new(module).fused(layer, decisions, place).expect("it is whole");
     let half = |Fused { function, module, choice, .. }: &Fused| {

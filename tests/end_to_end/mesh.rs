@@ -6,7 +6,7 @@ use ir::import::{Description, read_config};
 use ir::plan::{Keep, Schedule, Zero};
 use ir::random::{mix, uniform};
 use ir::tensor::Tensor;
-use ir::{Axis, DType, Mesh, Plan};
+use ir::{Axis, DType, ExpertParallel, Mesh, Plan};
 use runtime::execute::{Batch, Scalars};
 
 use planner::link::Link;
@@ -117,7 +117,16 @@ fn check(
         of_samples.entry(samples.expect("the last one is")).or_default().push(*mesh);
     }
     for (samples, meshes) in of_samples {
-        let case = Case { description, dropout, samples, keep, dtype, bound, seq: SEQ, ep: 1 };
+        let case = Case {
+            description,
+            dropout,
+            samples,
+            keep,
+            dtype,
+            bound,
+            seq: SEQ,
+            experts: ExpertParallel::NONE,
+        };
         check_batch(case, &meshes, &|_| {});
     }
 }
@@ -133,12 +142,12 @@ pub(crate) struct Case<'a> {
     pub(crate) dtype: DType,
     pub(crate) bound: f64,
     /// Ranks along `dp` that share experts.
-    pub(crate) ep: usize,
+    pub(crate) experts: ExpertParallel,
 }
 
 /// The same, for meshes that all split one batch, with a change of each plan.
 pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut Plan)) {
-    let Case { description, dropout, seq, samples, keep, dtype, bound, ep } = case;
+    let Case { description, dropout, seq, samples, keep, dtype, bound, experts } = case;
     let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
@@ -148,7 +157,8 @@ pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut 
     let (_, module) = prepared(description, seq, dtype, dropout);
     for mesh in meshes {
         for sequence in [false, true] {
-            if sequence && mesh.tp == 1 {
+            let is_none = if sequence { mesh.tp == 1 } else { experts.takes_tp };
+            if is_none {
                 continue;
             }
             let wanted = Wanted {
@@ -158,7 +168,7 @@ pub(crate) fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut 
                 keep,
                 sequence,
             };
-            let mut plan = plan_sharing(&module, (seq, dtype), wanted, (link, ep))
+            let mut plan = plan_sharing(&module, (seq, dtype), wanted, (link, experts))
                 .unwrap_or_else(|why| panic!("{} {mesh}: {why}", description.name));
             change(&mut plan);
             let mut session = session(&module, &plan);
@@ -237,7 +247,16 @@ fn schedules_keeps_and_orders_agree() {
     for (description, dropout) in [(&gpt2, 0.1), (&llama, 0.0)] {
         let keep = Keep::AllButAttention;
         let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
-        let case = Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 };
+        let case = Case {
+            description,
+            dropout,
+            seq,
+            samples,
+            keep,
+            dtype,
+            bound,
+            experts: ExpertParallel::NONE,
+        };
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::ZeroBubbleH1);
         check_batch(case, &meshes[1..3], &|plan| {
@@ -301,7 +320,16 @@ fn interleaved_stages_agree() {
         let (description, dropout) = if seed == 0 { (&gpt2, 0.1) } else { (&llama, 0.0) };
         let keep = [Keep::Full, Keep::None, Keep::AllButAttention][seed as usize];
         let (seq, samples, dtype, bound) = (SEQ, 8, DType::F64, 1e-10);
-        let case = Case { description, dropout, seq, samples, keep, dtype, bound, ep: 1 };
+        let case = Case {
+            description,
+            dropout,
+            seq,
+            samples,
+            keep,
+            dtype,
+            bound,
+            experts: ExpertParallel::NONE,
+        };
         check_batch(case, &[mesh(2, 1, 1), mesh(2, 2, 2)], &|plan| {
             interleave(plan, 2 + mix(seed) as usize % 4, 100 * seed);
         });

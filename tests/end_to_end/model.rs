@@ -11,7 +11,7 @@ use ir::ids::Ids;
 use ir::import::{self, Description, Model, read_config};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::precision::Precision;
-use ir::{DType, Mesh, Module, Plan, Target};
+use ir::{DType, ExpertParallel, Mesh, Module, Plan, Target};
 use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
 use runtime::execute::{Classes, Options, Part, Session};
@@ -95,15 +95,15 @@ pub(crate) fn plan_over(
     wanted: Wanted,
     link: Link,
 ) -> Result<Plan, String> {
-    plan_sharing(module, (seq, dtype), wanted, (link, 1))
+    plan_sharing(module, (seq, dtype), wanted, (link, ExpertParallel::NONE))
 }
 
-/// The same where `ep` ranks share experts.
+/// The same where ranks share experts.
 pub(crate) fn plan_sharing(
     module: &Module,
     (seq, dtype): (usize, DType),
     wanted: Wanted,
-    (link, ep): (Link, usize),
+    (link, experts): (Link, ExpertParallel),
 ) -> Result<Plan, String> {
     let calls = Calls::of(module, "loss")?;
     let request = Request {
@@ -112,7 +112,7 @@ pub(crate) fn plan_sharing(
         dp: wanted.mesh.dp,
         tp: wanted.mesh.tp,
         cp: wanted.mesh.cp,
-        ep,
+        experts,
         microbatch_size: wanted.microbatch_size,
         sequence: wanted.sequence,
         rates: Rates { flops_per_s: 1e11, memory_bytes_per_s: 1e10, link },
@@ -137,7 +137,7 @@ pub(crate) fn plan_sharing(
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
         context: ir::plan::ContextForm::default(),
-        ep,
+        experts,
         zero: ir::plan::Zero::default(),
         offload: ir::plan::Offload::default(),
         optimizer: Optimizer::AdamW {

@@ -53,6 +53,7 @@ fn planned(module: &Module) -> Plan {
 fn local_functions(module: &Module, plan: &Plan) -> String {
     let place = Place {
         sizes: [plan.mesh.dp, 1, 1, plan.mesh.tp],
+        takes_tp: false,
         coordinates: [0; 4],
         microbatch_size: plan.microbatch_size,
         target: None,

@@ -29,7 +29,9 @@ impl Summed {
     pub(super) const STAGES: Summed = Summed(4);
     pub(super) const WORLD: Summed = Summed(8);
     pub(super) const CP: Summed = Summed(32);
-    pub(super) const ALL: Summed = Summed(63);
+    /// Over ranks of `tp` and of those that hold the same weights, which share experts.
+    pub(super) const EXPERTS: Summed = Summed(64);
+    pub(super) const ALL: Summed = Summed(127);
 
     pub(super) fn with(self, other: Summed) -> Summed {
         Summed(self.0 | other.0)
@@ -47,7 +49,9 @@ impl Summed {
     /// The axes, for people.
     pub(super) fn names(self) -> String {
         let axes = [(Summed::DP, "dp"), (Summed::TP, "tp"), (Summed::STAGES, "stages")];
-        let axes = axes.into_iter().chain([(Summed::WORLD, "all ranks"), (Summed::CP, "cp")]);
+        let others =
+            [(Summed::WORLD, "all ranks"), (Summed::CP, "cp"), (Summed::EXPERTS, "tp and dp")];
+        let axes = axes.into_iter().chain(others);
         let shards = (Summed::SHARDS, "the ranks of a copy");
         let shards = (!self.has(Summed::DP)).then_some(shards);
         axes.chain(shards)

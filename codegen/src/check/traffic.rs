@@ -92,7 +92,7 @@ impl<'p> World<'_, 'p> {
             Group::Data => self.setup.plan.mesh.data_ranks(),
             Group::Shards(count) => *count,
             Group::Copies(count) => self.setup.plan.mesh.data_ranks() / count,
-            Group::Strided { count, .. } => *count,
+            Group::Strided { count, .. } | Group::Experts(count) => *count,
             Group::Stages(stages) => stages.len(),
             Group::World => self.setup.plan.mesh.ranks(),
         }
@@ -120,6 +120,18 @@ impl<'p> World<'_, 'p> {
             Group::Shards(count) => {
                 let first = context / count * count;
                 (of_contexts(&mut (first..first + count)), false)
+            }
+            // All classes along `tp`, of neighbours as above.
+            Group::Experts(count) => {
+                let on_data = count / mesh.tp;
+                let first = context / on_data * on_data;
+                let contexts = match on_data.is_multiple_of(mesh.cp) {
+                    true => 0..mesh.cp,
+                    false => first..first + on_data,
+                };
+                let at = |t| contexts.clone().map(move |c| [stage, c, t]);
+                let places = (0..mesh.tp).flat_map(at);
+                (places.map(|place| self.class_at(place)).collect(), on_data / mesh.cp > 1)
             }
             Group::Copies(stride) | Group::Strided { stride, .. }
                 if stride.is_multiple_of(mesh.cp) =>

@@ -37,7 +37,7 @@ const TEXT: &str = "module m
 
 /// One rank.
 const TWO_SAMPLES: Place =
-    Place { sizes: [1; 4], coordinates: [0; 4], microbatch_size: 2, target: None };
+    Place { sizes: [1; 4], coordinates: [0; 4], takes_tp: false, microbatch_size: 2, target: None };
 
 fn random(ty: &TensorType, seed: u32) -> Tensor {
     let dims = ty.sizes().expect("sizes are bound");

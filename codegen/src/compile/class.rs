@@ -345,9 +345,10 @@ pub(super) fn data_group(plan: &Plan) -> Group {
 /// Those of them over which ZeRO shards one copy of weights, or of the experts that a rank has.
 pub(super) fn shard_group(plan: &Plan, is_expert: bool) -> Group {
     let Shards { whole: count, experts } = shards(plan);
+    let stride = plan.experts.data_ranks(plan.mesh);
     match is_expert {
-        true if experts * plan.ep == plan.mesh.data_ranks() => Group::Copies(plan.ep),
-        true => Group::Strided { count: experts, stride: plan.ep },
+        true if experts * stride == plan.mesh.data_ranks() => Group::Copies(stride),
+        true => Group::Strided { count: experts, stride },
         false if count == plan.mesh.data_ranks() => data_group(plan),
         false => Group::Shards(count),
     }

@@ -37,7 +37,7 @@ impl AllEnds {
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
         let shards = shards(plan);
         let of_update = (plan.optimizer, plan.offload.optimizer, plan.offload.parameters);
-        let of_plan = (plan.mesh, plan.ep, of_update, plan.precision, plan.target, shards);
+        let of_plan = (plan.mesh, plan.experts, of_update, plan.precision, plan.target, shards);
         let shares = shares_gradients(plan).then_some(plan.zero.stage);
         let units =
             shares.map(|stage| (stage, extents_of_units(&weights, &plan.precision, shards)));

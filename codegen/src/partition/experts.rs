@@ -7,7 +7,7 @@ use ir::factors::{Factor, factors};
 use ir::op::{Collective, Op};
 use ir::{Axis, Dim, Kind, Layout, Node, ValueId};
 
-use super::{Choice, EP, Layouts, Partition};
+use super::{Choice, EP, EXPERTS_WITH_TP, Layouts, Partition};
 
 /// What tokens go by to the experts of other ranks.
 pub(super) struct Routing {
@@ -108,6 +108,12 @@ impl Partition<'_> {
         Ok(())
     }
 
+    /// What collectives of experts run along.
+    fn experts_axis(&self) -> String {
+        let axis = if self.place.takes_tp { EXPERTS_WITH_TP } else { Axis::Ep.name() };
+        axis.to_owned()
+    }
+
     /// Tokens of all ranks of `ep` with a gate for an expert of this one, on other axes as is
     /// wanted: ranks of `tp` gather theirs before, which are fewer than those of all. Tokens
     /// without a gate have no numbers, so that nothing else has them.
@@ -120,7 +126,7 @@ impl Partition<'_> {
         let local = self.shard(value, wanted)?;
         let gates = self.gates(routing, self.of_tokens(value, wanted))?;
         let (pieces, top_k) = (self.place.sizes[EP], routing.top_k);
-        let (kind, axis) = (Collective::Dispatch { pieces, top_k }, Axis::Ep.name().to_owned());
+        let (kind, axis) = (Collective::Dispatch { pieces, top_k }, self.experts_axis());
         let name = format!("{}.dispatch", self.global.value(value).name);
         Ok(self.builder.push(&name, Op::Collective { kind, axis }, &[local, gates]))
     }
@@ -136,7 +142,7 @@ impl Partition<'_> {
     ) -> Result<ValueId, String> {
         let gates = self.shard(routing.gates.0, self.of_tokens(value, layouts))?;
         let (pieces, top_k) = (self.place.sizes[EP], routing.top_k);
-        let (kind, axis) = (Collective::Combine { pieces, top_k }, Axis::Ep.name().to_owned());
+        let (kind, axis) = (Collective::Combine { pieces, top_k }, self.experts_axis());
         let name = format!("{}.combine", self.global.value(value).name);
         Ok(self.builder.push(&name, Op::Collective { kind, axis }, &[local, gates]))
     }
@@ -171,7 +177,7 @@ impl Partition<'_> {
         local: ValueId,
         [split, join]: [usize; 2],
     ) -> ValueId {
-        let pieces = self.place.sizes[EP];
+        let (pieces, axis) = (self.place.sizes[EP], self.experts_axis());
         let moved = |from: usize, to: usize, ndim: usize| -> Vec<usize> {
             let mut perm: Vec<usize> = (0..ndim).collect();
             let dim = perm.remove(from);
@@ -189,7 +195,7 @@ impl Partition<'_> {
         if split > 0 {
             value = step("outer", Op::Transpose { perm: moved(split, 0, ndim) }, value);
         }
-        let (kind, axis) = (Collective::AllToAll { pieces }, Axis::Ep.name().to_owned());
+        let kind = Collective::AllToAll { pieces };
         value = step("all_to_all", Op::Collective { kind, axis }, value);
         if join > 0 {
             value = step("inner", Op::Transpose { perm: moved(0, join, ndim) }, value);

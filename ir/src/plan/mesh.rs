@@ -9,6 +9,36 @@ use crate::sharding::{Axis, Layout, Sharding};
 /// The usual placement, innermost first: tensor-parallel ranks are neighbours, stages far apart.
 pub const USUAL_ORDER: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp];
 
+/// How ranks share experts. A rank has whole experts where ranks of `tp` share them too
+/// (Megatron-LM's `--expert-tensor-parallel-size 1`), or slices of experts along `tp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ExpertParallel {
+    /// Expert-parallel ranks: they share the experts of a layer.
+    pub ep: usize,
+    /// Whether these are first all along `tp`, which then share tokens too (sequence parallelism);
+    /// else none of them.
+    pub takes_tp: bool,
+}
+
+impl ExpertParallel {
+    /// Every rank has all experts, sliced along `tp`.
+    pub const NONE: ExpertParallel = ExpertParallel { ep: 1, takes_tp: false };
+
+    /// Ranks along `cp` and `dp` that share experts.
+    pub fn along(ep: usize) -> ExpertParallel {
+        ExpertParallel { ep, ..ExpertParallel::NONE }
+    }
+
+    /// Of the ranks that share experts, those among the ranks that hold the same other weights:
+    /// neighbours along `cp` and `dp`. At least one, also where [`Mesh::besides_experts`] is none.
+    pub fn data_ranks(self, mesh: Mesh) -> usize {
+        match self.takes_tp {
+            true => (self.ep / mesh.tp.max(1)).max(1),
+            false => self.ep,
+        }
+    }
+}
+
 /// The logical grid of ranks: the size of each axis, and their nesting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mesh {
@@ -55,10 +85,14 @@ impl Mesh {
         }
     }
 
-    /// What ranks that share experts leave of the mesh: `ep` takes factors of `cp` and `dp`,
-    /// innermost first. None where these have no such factors.
-    pub fn besides_experts(self, ep: usize) -> Option<Mesh> {
-        let (mut rest, mut left) = (self, ep);
+    /// What ranks that share experts leave of the mesh: `ep` takes all of `tp` or none, and factors
+    /// of `cp` and `dp`, innermost first. None where these have no such factors.
+    pub fn besides_experts(self, experts: ExpertParallel) -> Option<Mesh> {
+        let (mut rest, mut left) = (self, experts.ep);
+        if experts.takes_tp {
+            left = left.checked_div(self.tp).filter(|data| data * self.tp == left)?;
+            rest.tp = 1;
+        }
         for axis in self.order {
             let size = match axis {
                 Axis::Dp => &mut rest.dp,
@@ -94,11 +128,11 @@ impl Mesh {
         Axis::ALL.into_iter().zip(coordinates).map(at).sum()
     }
 
-    /// What a sharding says where `ep` ranks share experts: one that names `ep` says it of what
-    /// `ep` leaves of the mesh.
-    pub fn relevant_besides(self, ep: usize, sharding: &Sharding) -> Sharding {
+    /// What a sharding says where ranks share experts: one that names `ep` says it of what `ep`
+    /// leaves of the mesh.
+    pub fn relevant_besides(self, experts: ExpertParallel, sharding: &Sharding) -> Sharding {
         let names_experts = sharding.on(Axis::Ep) != Layout::Replicated;
-        let rest = if names_experts { self.besides_experts(ep) } else { Some(self) };
+        let rest = if names_experts { self.besides_experts(experts) } else { Some(self) };
         rest.unwrap_or(self).relevant(sharding)
     }
 
@@ -227,7 +261,11 @@ mod tests {
     #[test]
     fn experts_take_the_innermost_factors() {
         let mesh = Mesh { pp: 2, dp: 6, cp: 4, tp: 8, ..Mesh::ONE };
-        let rest = |mesh: Mesh, ep| mesh.besides_experts(ep).map(|rest| [rest.dp, rest.cp]);
+        let all = |mesh: Mesh, ep, takes_tp| {
+            let rest = mesh.besides_experts(ExpertParallel { ep, takes_tp });
+            rest.map(|rest| [rest.dp, rest.cp, rest.tp])
+        };
+        let rest = |mesh: Mesh, ep| all(mesh, ep, false).map(|[dp, cp, _]| [dp, cp]);
         assert_eq!(rest(mesh, 1), Some([6, 4]));
         assert_eq!(rest(mesh, 2), Some([6, 2]));
         assert_eq!(rest(mesh, 8), Some([3, 1]));
@@ -235,5 +273,12 @@ mod tests {
         assert_eq!(rest(mesh, 5), None);
         let outside = Mesh { order: [Axis::Tp, Axis::Dp, Axis::Cp, Axis::Pp], ..mesh };
         assert_eq!(rest(outside, 2), Some([3, 4]));
+        assert_eq!(all(mesh, 8, false), Some([3, 1, 8]));
+        assert_eq!(all(mesh, 8, true), Some([6, 4, 1]));
+        assert_eq!(all(mesh, 64, true), Some([3, 1, 1]));
+        assert_eq!(all(mesh, 4, true), None);
+        assert_eq!(all(mesh, 8 * 5, true), None);
+        let data = |ep, takes_tp| ExpertParallel { ep, takes_tp }.data_ranks(mesh);
+        assert_eq!([data(8, false), data(8, true), data(64, true)], [8, 1, 8]);
     }
 }

@@ -24,11 +24,12 @@
 //! one past its last call in the entry. `keep` below a layer says what some of its calls keep
 //! instead, by ranges of their numbers, whose ends are one past the last. `context all-gather` is
 //! how context-parallel ranks attend to each other's tokens, and is there where the mesh has
-//! several. `experts N` are ranks that share experts; that line, `zero` and `offload` are left out
-//! where there is nothing of the kind, as are values that are replicated, and dims after the last
-//! one that is split. An unusual nesting of the axes follows the mesh: `order dp.tp.cp.pp`,
-//! innermost first. Comments start with `#`. The names of model and cluster stand in quotes where
-//! they would be read otherwise. Texts of version 1 have no number after `plan`, and are read.
+//! several. `experts N` are ranks that share experts, `experts N etp=1` those of `tp` first; that
+//! line, `zero` and `offload` are left out where there is nothing of the kind, as are values that
+//! are replicated, and dims after the last one that is split. An unusual nesting of axes follows
+//! the mesh: `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and
+//! cluster stand in quotes where they would be read otherwise. Texts of version 1 have no number
+//! after `plan`, and are read.
 //!
 //! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
 //! decision that is missing or taken twice, `E1023` a version that is not known.
@@ -41,8 +42,8 @@ use std::str::FromStr;
 use super::program::unescape;
 use crate::lora::Lora;
 use crate::plan::{
-    ContextForm, FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer, Place, Plan,
-    Prediction, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
+    ContextForm, ExpertParallel, FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer,
+    Place, Plan, Prediction, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
 };
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
@@ -108,8 +109,10 @@ impl Plan {
         if self.mesh.cp > 1 {
             writeln!(f, "  context {}", self.context.name())?;
         }
-        if self.ep > 1 {
-            writeln!(f, "  experts {}", self.ep)?;
+        match self.experts {
+            ExpertParallel { ep: 1, .. } => {}
+            ExpertParallel { ep, takes_tp: false } => writeln!(f, "  experts {ep}")?,
+            ExpertParallel { ep, takes_tp: true } => writeln!(f, "  experts {ep} etp=1")?,
         }
         match self.zero {
             Zero { stage: 0, .. } => {}
@@ -236,7 +239,7 @@ struct Draft {
     clip: Option<f64>,
     lora: Option<Lora>,
     context: Option<ContextForm>,
-    experts: Option<usize>,
+    experts: Option<ExpertParallel>,
     zero: Option<Zero>,
     offload: Option<Offload>,
     functions: BTreeMap<String, FunctionPlan>,
@@ -361,7 +364,7 @@ impl Reader<'_> {
         }
         Ok(Plan {
             context: draft.context.unwrap_or_default(),
-            ep: draft.experts.unwrap_or(1),
+            experts: draft.experts.unwrap_or(ExpertParallel::NONE),
             zero: draft.zero.unwrap_or_default(),
             offload: draft.offload.unwrap_or_default(),
             model: head.0,
@@ -410,8 +413,12 @@ impl Draft {
                 set(&mut self.context, form)
             }
             "experts" => {
-                let count = rest.parse().ok().filter(|count| *count > 0)?;
-                set(&mut self.experts, count)
+                let (count, takes_tp) = match rest.split_once(' ') {
+                    Some((count, etp)) => (count, (etp.trim() == "etp=1").then_some(true)?),
+                    None => (rest, false),
+                };
+                let ep = count.parse().ok().filter(|count| *count > 0)?;
+                set(&mut self.experts, ExpertParallel { ep, takes_tp })
             }
             "zero" => set(&mut self.zero, read_zero(rest)?),
             "offload" => set(&mut self.offload, read_offload(rest)?),

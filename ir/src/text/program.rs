@@ -239,6 +239,7 @@ impl fmt::Display for GroupText<'_> {
             Group::Shards(count) => write!(f, "shards {count}"),
             Group::Copies(count) => write!(f, "copies {count}"),
             Group::Strided { count, stride } => write!(f, "strided {count} {stride}"),
+            Group::Experts(count) => write!(f, "experts {count}"),
             Group::Stages(stages) => write!(f, "stages [{}]", list(stages)),
             Group::World => f.write_str("world"),
         }

@@ -6,8 +6,8 @@ use gantline_ir::DType;
 use gantline_ir::lora::{Base, Lora};
 use gantline_ir::op::Combiner;
 use gantline_ir::plan::{
-    ContextForm, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule,
-    USUAL_ORDER, Zero,
+    ContextForm, ExpertParallel, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan,
+    Prediction, Schedule, USUAL_ORDER, Zero,
 };
 use gantline_ir::precision::{Precision, Products, ROLES};
 use gantline_ir::program::{
@@ -153,7 +153,10 @@ fn plan(r: &mut Draws) -> Plan {
         precision: precision(r),
         schedule: Schedule::ALL[r.below(4)],
         context: ContextForm::default(),
-        ep: 1 + r.below(4),
+        experts: match r.below(4) {
+            0 => ExpertParallel::NONE,
+            more => ExpertParallel { ep: 1 + more, takes_tp: r.below(2) == 0 },
+        },
         zero: match r.below(4) {
             0 => Zero::default(),
             stage => Zero { stage: stage as u8, shard: r.below(3) as u32 },
@@ -258,7 +261,8 @@ fn instruction(r: &mut Draws) -> Instruction {
         2 => Group::Data,
         3 => Group::Shards(r.below(9)),
         4 => Group::Copies(r.below(9)),
-        5 => Group::Strided { count: r.below(9), stride: r.below(9) },
+        5 => Group::Experts(r.below(9)),
+        6 => Group::Strided { count: r.below(9), stride: r.below(9) },
         _ => Group::World,
     };
     let input = reference(r);

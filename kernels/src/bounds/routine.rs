@@ -100,6 +100,17 @@ impl ProgramCheck<'_> {
                 }
                 Ok(if matches!(group, Group::Shards(_)) { *count } else { dp * cp / count })
             }
+            Group::Experts(count) => {
+                let on_data =
+                    count.checked_div(self.mesh.tp).filter(|n| n * self.mesh.tp == *count);
+                if !on_data.is_some_and(|on_data| self.mesh.has_shards_of(on_data)) {
+                    let Mesh { dp, cp, tp, .. } = self.mesh;
+                    let text =
+                        format!("{count} ranks are no equal share of tp={tp}, dp={dp} and cp={cp}");
+                    return Err(("E2104", text));
+                }
+                Ok(*count)
+            }
             Group::Stages(stages) => {
                 let mut sorted = stages.clone();
                 sorted.sort_unstable();
@@ -172,6 +183,7 @@ impl ProgramCheck<'_> {
             | Group::Shards(_)
             | Group::Copies(_)
             | Group::Strided { .. }
+            | Group::Experts(_)
             | Group::World => counts.clone(),
         };
         let piece = own.first().copied().and_then(times).unwrap_or(0);

@@ -91,13 +91,13 @@ impl Layer<'_> {
     /// The ranks along an axis over which a value can lie: where it is cut over experts, these have
     /// taken some.
     fn ranks(&self, value: ValueId, axis: Axis) -> usize {
-        let Plan { mesh, ep, .. } = *self.plan;
+        let Plan { mesh, experts, .. } = *self.plan;
         let names_experts =
             self.sharding(value).is_some_and(|s| s.on(Axis::Ep).cut_dim().is_some());
         match axis {
-            Axis::Ep => ep,
+            Axis::Ep => experts.ep,
             Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp if names_experts => {
-                mesh.besides_experts(ep).map_or(1, |rest| rest.size(axis))
+                mesh.besides_experts(experts).map_or(1, |rest| rest.size(axis))
             }
             Axis::Pp | Axis::Dp | Axis::Cp | Axis::Tp => mesh.size(axis),
         }
@@ -152,15 +152,15 @@ impl Layer<'_> {
             self.report("E3304", headline);
         }
         let names_experts = self.sharding(value).is_some_and(|s| s.on(Axis::Ep) != WHOLE);
-        if names_experts && self.plan.ep == 1 {
+        if names_experts && self.plan.experts.ep == 1 {
             let headline = format!("`%{name}` of `{}` is cut over ep", self.name);
             let note = "no ranks share experts: the plan has no line `experts`";
             self.found.push(error("E3304", self.plan, headline).note(note));
         }
         let Some(count) = ep.and_then(|dim| self.function.ty(value).dims.get(dim)) else { return };
         let count = count.as_constant().unwrap_or(0);
-        if count % self.plan.ep as i64 != 0 {
-            let ranks = self.plan.ep;
+        let ranks = self.plan.experts.ep;
+        if count % ranks as i64 != 0 {
             let headline = format!("ep={ranks} does not divide the {count} experts of `%{name}`");
             self.report("E3304", headline);
         }
@@ -213,7 +213,8 @@ impl Layer<'_> {
         let zeros = zeros(self.function);
         for node in &self.function.nodes {
             for axis in AXES {
-                let ranks = if axis == Axis::Ep { self.plan.ep } else { self.plan.mesh.size(axis) };
+                let Plan { mesh, experts, .. } = *self.plan;
+                let ranks = if axis == Axis::Ep { experts.ep } else { mesh.size(axis) };
                 if ranks == 1 {
                     continue;
                 }
@@ -233,6 +234,26 @@ impl Layer<'_> {
                     self.found.push(error("E3305", self.plan, headline).note(note));
                 }
             }
+            self.check_tokens_of_experts(node, bound);
+        }
+    }
+
+    /// Where ranks of `tp` share experts, they share the tokens that these compute with: each would
+    /// send the same ones otherwise.
+    fn check_tokens_of_experts(&mut self, node: &Node, bound: &Module) {
+        let with = |forms: &[&str]| factors_and_forms(node, self.function, bound, forms).len();
+        if !self.plan.experts.takes_tp || with(&[EXPERT_FORM]) == with(&[]) {
+            return;
+        }
+        let is_whole = |result: &&ValueId| {
+            let of_tokens = self.layout(**result, Axis::Ep) == WHOLE;
+            of_tokens && self.layout(**result, Axis::Tp).cut_dim() != Some(1)
+        };
+        if let Some(whole) = node.results.iter().find(is_whole) {
+            let name = &self.function.value(*whole).name;
+            let headline = format!("`%{name}` of `{}` is not cut by tokens over tp", self.name);
+            let note = "with `etp=1` ranks of tp share the tokens that experts compute with";
+            self.found.push(error("E3306", self.plan, headline).note(note));
         }
     }
 
@@ -276,7 +297,8 @@ impl Layer<'_> {
             primal.differentiable_params().zip(gradients).collect();
         for param in primal.params().filter(|p| is_weight[p.index()]) {
             let name = primal.value(param).name.clone();
-            let tp = self.plan.mesh.tp;
+            // Ranks that share experts may have taken those of `tp`.
+            let tp = self.ranks(param, Axis::Tp);
             let sizes = primal.ty(param).sizes().unwrap_or_default();
             let whole = self.layout(param, Axis::Tp) == Layout::Replicated;
             let can_be_cut = sizes.iter().any(|size| pieces(*size, 1, tp).is_some());
@@ -353,7 +375,7 @@ impl Layer<'_> {
 
     /// A weight of experts is cut by experts over `ep` and by nothing else there; any other is not.
     fn check_experts(&mut self, name: &str, (param, experts): (ValueId, Option<usize>)) {
-        let ep = self.plan.ep;
+        let ep = self.plan.experts.ep;
         let own = self.layout(param, Axis::Ep).cut_dim();
         if experts.is_some() && self.layout(param, Axis::Tp).cut_dim() == experts {
             let headline = format!("the experts of `%{name}` are cut over tp, which shares tokens");
@@ -399,7 +421,7 @@ fn check_boundaries(module: &Module, entry: &Function, plan: &Plan, found: &mut 
     let mut lies: BTreeMap<ValueId, (Sharding, String)> = BTreeMap::new();
     let sharding = |function: &str, value: &str| {
         let planned = plan.functions.get(function).and_then(|f| f.shardings.get(value));
-        plan.mesh.relevant_besides(plan.ep, planned.unwrap_or(&Sharding::default()))
+        plan.mesh.relevant_besides(plan.experts, planned.unwrap_or(&Sharding::default()))
     };
     for param in entry.params() {
         let value = entry.value(param);

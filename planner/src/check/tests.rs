@@ -44,7 +44,7 @@ fn illegal_plans_are_found() {
     assert_eq!(found(|p| p.stage_ends = vec![0, 4]), ["E3302", "E3302"]);
     assert_eq!(found(|p| p.microbatch_count = 0), ["E3303"]);
     assert_eq!(found(|p| p.stage_ends = vec![2, 4]), ["E3302"]);
-    assert_eq!(found(|p| p.ep = 3), ["E3301"]);
+    assert_eq!(found(|p| p.experts.ep = 3), ["E3301"]);
     assert_eq!(found(|p| p.zero = Zero { stage: 1, shard: 3 }), ["E3301"]);
     let more = |p: &mut Plan| {
         p.functions.get_mut("block").unwrap().exceptions.insert(2, Keep::None);

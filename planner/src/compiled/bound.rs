@@ -13,7 +13,7 @@ use codegen::calls::{Calls, Operand, Weight};
 use ir::plan::{Offload, Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::Group;
-use ir::{Axis, DType, Mesh};
+use ir::{Axis, DType, ExpertParallel, Mesh};
 
 use super::keys::{CallPrice, Key};
 use super::{Candidate, Job};
@@ -76,14 +76,20 @@ pub(super) struct Weights {
 impl Weights {
     /// The weights of an entry's calls, split as a key says; `experts` names those of experts.
     pub(super) fn new(calls: &Calls, key: Key, experts: &BTreeSet<String>) -> Weights {
-        let Key { ep, tp, .. } = key;
+        let Key { experts: sharing, tp, .. } = key;
+        let ExpertParallel { ep, takes_tp } = sharing;
         let is_expert = |w: &Weight| ep > 1 && experts.contains(&w.name);
         let weight = |o: &Operand| if let Operand::Weight(at) = o { Some(*at) } else { None };
         let sizes = || calls.weights.iter().map(|w| &w.sizes);
         // Of what is not cut, nobody knows here whether it lies in one region.
         let local = |w: &Weight| {
-            let own = if is_expert(w) { ep } else { 1 };
-            if is_cut(&w.sizes, tp) { w.sizes.iter().product::<usize>() / tp / own } else { 0 }
+            let all: usize = w.sizes.iter().product();
+            match is_expert(w) {
+                true if takes_tp => all / ep,
+                true if is_cut(&w.sizes, tp) => all / tp / ep,
+                false if is_cut(&w.sizes, tp) => all / tp,
+                true | false => 0,
+            }
         };
         let of_call = |c: &codegen::calls::Call| c.operands.iter().filter_map(weight).collect();
         Weights {
@@ -124,11 +130,11 @@ fn stages(
     let [whole, shared] = bytes_of_weight(job, candidate);
     // The ranks that hold the same weights, and those that share the update of one copy: of all
     // weights but those of experts, and of these.
-    let groups = [Group::Data, Group::Copies(candidate.ep)].map(|group| rates.group(&group));
+    let sharers = candidate.experts.data_ranks(candidate.mesh);
+    let groups = [Group::Data, Group::Copies(sharers)].map(|group| rates.group(&group));
     let shares = groups.map(|(_, ranks)| if candidate.zero.stage > 0 { ranks } else { 1 });
     // For each weight, one more than the last stage that has it.
-    let mut holder = vec![0; weights.local.len()];
-    let pipeline = candidate.pipeline(job);
+    let (mut holder, pipeline) = (vec![0; weights.local.len()], candidate.pipeline(job));
     let mut stages = Vec::with_capacity(pp);
     for at in 0..pp {
         let mut stage = Stage::default();

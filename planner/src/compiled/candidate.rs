@@ -3,13 +3,13 @@
 use codegen::calls::Calls;
 use codegen::schedule::Pipeline;
 use ir::plan::{Keep, Offload, Place, Schedule, Zero};
-use ir::{Mesh, Module, Plan};
+use ir::{ExpertParallel, Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
 use super::keys::Key;
 use crate::configuration::Configuration;
-use crate::elaborate::{Name, named, of_mesh, splits_sequence};
+use crate::elaborate::{Name, etp_of, named, of_mesh, splits_sequence};
 
 /// The decisions that the search enumerates; shardings follow from them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,9 +18,9 @@ pub struct Candidate {
     pub mesh: Mesh,
     /// Whether activations between layers are cut along the sequence.
     pub sequence: bool,
-    /// Ranks that share experts, those along `cp` first.
-    #[serde(default = "one")]
-    pub ep: usize,
+    /// How ranks share experts.
+    #[serde(default = "shares_none")]
+    pub experts: ExpertParallel,
     /// Samples of a micro-batch on one rank.
     pub microbatch_size: usize,
     /// For each layer, in the order of first calls, what is kept.
@@ -38,16 +38,16 @@ pub struct Candidate {
     pub offload: Offload,
 }
 
-fn one() -> usize {
-    1
+fn shares_none() -> ExpertParallel {
+    ExpertParallel::NONE
 }
 
 impl Candidate {
     /// The key under which the layers of the candidate are priced.
     pub(super) fn key(&self) -> Key {
-        let (Mesh { dp, cp, tp, .. }, ep) = (self.mesh, self.ep);
+        let (Mesh { dp, cp, tp, .. }, experts) = (self.mesh, self.experts);
         let (sequence, microbatch_size) = (self.sequence, self.microbatch_size);
-        Key { dp, ep, cp, tp, sequence, microbatch_size }
+        Key { dp, experts, cp, tp, sequence, microbatch_size }
     }
 
     /// The decisions of a plan that someone else made. `layers` are those that the entry calls, in
@@ -61,7 +61,7 @@ impl Candidate {
         let keep = |layer: &String| plan.functions.get(layer).map_or(Keep::Full, |f| f.keep);
         Candidate {
             mesh: plan.mesh,
-            ep: plan.ep,
+            experts: plan.experts,
             sequence: splits_sequence(module, calls, plan),
             microbatch_size: plan.microbatch_size,
             keeps: layers.iter().map(keep).collect(),
@@ -116,7 +116,8 @@ impl Candidate {
     pub(super) fn name(&self, calls: &Calls, layer_of: &[usize]) -> Name {
         let keeps: Vec<Keep> = layer_of.iter().map(|layer| self.keeps[*layer]).collect();
         let decided = Configuration {
-            ep: u32::try_from(self.ep).unwrap_or(u32::MAX),
+            ep: u32::try_from(self.experts.ep).unwrap_or(u32::MAX),
+            etp: etp_of(self.mesh, self.experts),
             microbatch: u32::try_from(self.microbatch_size).unwrap_or(u32::MAX),
             sequence_parallel: self.sequence,
             zero: self.zero,

@@ -2,7 +2,7 @@
 
 use codegen::specialise::attends;
 use ir::plan::{Keep, Offload, Optimizer, Place, Schedule, Zero};
-use ir::{Diagnostic, Mesh};
+use ir::{Diagnostic, ExpertParallel, Mesh};
 
 use super::bound::{Bound, Weights, bound};
 use super::candidate::Candidate;
@@ -72,7 +72,7 @@ fn check_weights(job: &Job<'_>, table: &mut LayerTable<'_>, key: Key) -> Result<
     }
     let candidate = Candidate {
         mesh: Mesh { dp: key.dp, cp: key.cp, tp: key.tp, ..Mesh::ONE },
-        ep: key.ep,
+        experts: key.experts,
         sequence: key.sequence,
         microbatch_size: key.microbatch_size,
         keeps: vec![Keep::Full; table.layer_count()],
@@ -151,22 +151,40 @@ fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
 /// Every boundary and micro-batch on a mesh, and all ways to share that many experts.
 fn keys(job: &Job<'_>, mesh: Mesh, experts: usize) -> Vec<Key> {
     let Mesh { dp, cp, tp, .. } = mesh;
-    // Ranks that share tokens share experts all or none.
-    let shares = |ep: &usize| {
-        let fits = *ep == 1 || ep.is_multiple_of(cp) && experts.is_multiple_of(*ep);
-        fits && allows(job, Decision::Ep, *ep)
-    };
-    let shared: Vec<usize> = divisors(dp * cp).into_iter().filter(shares).collect();
     let has = |sequence: &bool| {
         (!sequence || tp > 1) && allows(job, Decision::Sp, usize::from(*sequence))
     };
-    let of = |(ep, sequence)| {
+    let of = |(experts, sequence)| {
         let sizes = microbatches(job, dp).into_iter();
-        sizes.map(move |microbatch_size| Key { dp, ep, cp, tp, sequence, microbatch_size })
+        sizes.map(move |microbatch_size| Key { dp, experts, cp, tp, sequence, microbatch_size })
     };
     let boundaries = || [false, true].into_iter().filter(has);
-    let all = shared.into_iter().flat_map(|ep| boundaries().map(move |sequence| (ep, sequence)));
-    all.flat_map(of).collect()
+    let may = |way: &ExpertParallel| {
+        let etp = if way.takes_tp { 1 } else { tp };
+        allows(job, Decision::Ep, way.ep) && (way.ep == 1 || allows(job, Decision::Etp, etp))
+    };
+    let ways = boundaries().flat_map(|sequence| {
+        let ways = ways_to_share(mesh, experts, sequence.then_some(job.seq)).into_iter();
+        ways.filter(may).map(move |way| (way, sequence))
+    });
+    ways.flat_map(of).collect()
+}
+
+/// All ways to share that many experts: over `dp` and `cp` beside slices along `tp`, or over `tp`
+/// too where its ranks share the tokens of a sample, equally. Ranks of `cp` share experts all or
+/// none. `tokens` are those of a sample, where ranks of `tp` share them.
+pub fn ways_to_share(mesh: Mesh, experts: usize, tokens: Option<usize>) -> Vec<ExpertParallel> {
+    let Mesh { dp, cp, tp, .. } = mesh;
+    let takes_tp = tp > 1 && tokens.is_some_and(|tokens| tokens.is_multiple_of(cp * tp));
+    let fits = |way: &ExpertParallel| {
+        let on_data = way.data_ranks(mesh);
+        (on_data == 1 || on_data.is_multiple_of(cp)) && experts.is_multiple_of(way.ep)
+    };
+    let of = |on_data: usize| {
+        let with = ExpertParallel { ep: on_data * tp, takes_tp: true };
+        [Some(ExpertParallel::along(on_data)), takes_tp.then_some(with)].into_iter().flatten()
+    };
+    divisors(dp * cp).into_iter().flat_map(of).filter(fits).collect()
 }
 
 fn add_cuts(
@@ -197,7 +215,7 @@ fn add_cuts(
             let (zero, offload) = (*zero, *offload);
             let candidate = Candidate {
                 mesh,
-                ep: key.ep,
+                experts: key.experts,
                 sequence: key.sequence,
                 microbatch_size: key.microbatch_size,
                 keeps: keeps.to_vec(),

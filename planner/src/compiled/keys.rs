@@ -1,6 +1,7 @@
 //! Keys that distinguish layers, and the price of a call of one.
 
 use ir::plan::Keep;
+use ir::{ExpertParallel, Mesh};
 
 use crate::divisors::gcd;
 
@@ -8,8 +9,8 @@ use crate::divisors::gcd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) dp: usize,
-    /// The ranks that share experts, those of `cp` first.
-    pub(super) ep: usize,
+    /// How ranks share experts.
+    pub(super) experts: ExpertParallel,
     pub(super) cp: usize,
     pub(super) tp: usize,
     pub(super) sequence: bool,
@@ -19,7 +20,8 @@ pub(super) struct Key {
 impl Key {
     /// The same with one copy of the weights: what a rank has does not depend on their number.
     pub(super) fn of_one_copy(self) -> Key {
-        Key { dp: self.ep / gcd(self.ep, self.cp), ..self }
+        let sharers = self.experts.data_ranks(Mesh { tp: self.tp, ..Mesh::ONE });
+        Key { dp: sharers / gcd(sharers, self.cp), ..self }
     }
 }
 

@@ -131,9 +131,10 @@ impl<'a> Pricer<'a> {
         if let Some(there) = self.timed.get(&variant) {
             return Ok(Arc::clone(there));
         }
-        let Key { dp, ep, cp, tp, microbatch_size, .. } = variant.key;
+        let Key { dp, experts, cp, tp, microbatch_size, .. } = variant.key;
         let place = Place {
-            sizes: [dp, ep, cp, tp],
+            sizes: [dp, experts.ep, cp, tp],
+            takes_tp: experts.takes_tp,
             coordinates: [0, 0, variant.context, variant.tensor],
             microbatch_size,
             target: self.job.cluster.target(),
@@ -206,7 +207,7 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
         dp: key.dp,
         cp: key.cp,
         tp: key.tp,
-        ep: key.ep,
+        experts: key.experts,
         microbatch_size: key.microbatch_size,
         sequence: key.sequence,
         rates: Rates {

@@ -273,7 +273,7 @@ mod slow {
             let cluster = cluster(memory);
             let job = in_memory(job(&module, &cluster, ranks));
             let (all, least) = tried(&job);
-            let shares = |ep: usize| all.iter().any(|candidate| candidate.ep == ep);
+            let shares = |ep: usize| all.iter().any(|candidate| candidate.experts.ep == ep);
             assert!(shares(1) && shares(2) && !shares(4), "4 ranks do not divide 6 experts");
             let found = search(&job).map(|found| found.best.time.seconds);
             assert_eq!(found.unwrap_or(f64::INFINITY), least, "on {ranks} ranks");

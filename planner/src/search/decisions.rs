@@ -9,7 +9,9 @@ use ir::random::mix;
 use super::branch_and_bound::Path;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::divisors::divisors;
+use crate::elaborate::sharing_of;
 use crate::estimate::legal;
+use crate::estimate::profile::GANTLINE;
 use crate::limits::{Decision, Limits, RECOMPUTE_LAYERS};
 use crate::tools::{Reads, Sizes};
 use ir::Axis;
@@ -37,6 +39,8 @@ pub struct SearchDomain {
     pub sizes: Sizes,
     /// Whether stages may have other numbers of layers than is usual.
     pub uneven: bool,
+    /// Whether ranks share experts as plans of our own programs say it alone.
+    pub of_plans: bool,
     /// What the user fixes and forbids.
     pub limits: Limits,
 }
@@ -131,9 +135,10 @@ pub fn configuration(domain: &SearchDomain, path: &Path) -> Configuration {
             Step::Cp => c.cp = value,
             Step::Order => c.order = order(value),
             Step::Ep => {
-                c.ep = value;
+                c.ep = value & COUNT_MASK;
                 let fixed = domain.limits.fixed(Decision::Etp);
-                c.etp = fixed.map_or(0, |etp| u32::try_from(etp).unwrap_or(u32::MAX));
+                let fixed = fixed.map_or(0, |etp| u32::try_from(etp).unwrap_or(u32::MAX));
+                c.etp = if value == c.ep { fixed } else { 1 };
             }
             Step::Microbatch => c.microbatch = value,
             Step::Sequence => c.sequence_parallel = value == 1,
@@ -197,8 +202,8 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Ep => {
             let groups = u64::from(replicas) * u64::from(c.tp);
             let fits = |ep: &u32| groups.is_multiple_of(u64::from(*ep)) && allow(Decision::Ep, *ep);
-            let may_slice = |ep: &u32| may_slice_experts(domain, &c, *ep);
-            options.extend(divisors(domain.experts).into_iter().filter(fits).filter(may_slice));
+            let all = divisors(domain.experts).into_iter().filter(fits);
+            options.extend(all.flat_map(|ep| ways_to_share(domain, &c, ep)));
         }
         Step::Microbatch => {
             let samples = domain.global_batch / c.dp;
@@ -207,6 +212,8 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Sequence => {
             // One token has nothing to cut.
             let values = if c.tp > 1 && domain.seq > 1 { &[1, 0][..] } else { &[0] };
+            let is_whole = domain.of_plans && sharing_of(&c).takes_tp;
+            let values = if is_whole { &[1][..] } else { values };
             options.extend(values.iter().filter(|sp| allow(Decision::Sp, **sp)));
         }
         Step::Schedule => schedules(domain, &c, options),
@@ -230,6 +237,22 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Recompute => recomputes(domain, &c, options),
     }
     keep_expressible(domain, path, *step, options);
+}
+
+/// The ways in which `ep` ranks share experts. Those of our own programs: beside all ranks of `tp`,
+/// or over these first, with whole experts, where they share tokens equally.
+fn ways_to_share(domain: &SearchDomain, c: &Configuration, ep: u32) -> Vec<u32> {
+    if !domain.of_plans || domain.limits.fixed(Decision::Etp).is_some() {
+        return if may_slice_experts(domain, c, ep) { vec![ep] } else { Vec::new() };
+    }
+    let beside = (c.dp.saturating_mul(c.cp)).is_multiple_of(ep);
+    let tokens = domain.seq / c.cp;
+    let shares_tokens = tokens.is_multiple_of(c.tp) && domain.limits.allow(Decision::Sp, 1);
+    let takes_tp = c.tp > 1 && ep > 1 && ep.is_multiple_of(c.tp) && shares_tokens;
+    let open = Configuration { ep, etp: 0, ..c.clone() };
+    let goes_without_saying = GANTLINE.experts.slices(&open) == 1;
+    let with = if goes_without_saying { ep } else { 1 << COUNT_BITS | ep };
+    beside.then_some(ep).into_iter().chain(takes_tp.then_some(with)).collect()
 }
 
 /// Whether the fixed `etp` fits `ep`.
@@ -429,6 +452,10 @@ pub fn shape(domain: &SearchDomain, path: &Path) -> u64 {
     let decided = path.values().iter().enumerate().filter(|(at, _)| {
         domain.limits.target().is_some() && STEPS.get(*at) != Some(&Step::Microbatch)
     });
+    // Where ranks of `tp` share experts, they share tokens.
+    let is_open = (4..6).contains(&path.values().len());
+    let shares_tokens = is_open && domain.of_plans && sharing_of(&c).takes_tp;
     let parts = parts.into_iter().chain(decided.map(|(_, value)| u(*value)));
+    let parts = parts.chain(shares_tokens.then_some(u64::MAX));
     parts.fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
 }

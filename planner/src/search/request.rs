@@ -161,6 +161,7 @@ impl SearchDomain {
             disk: asks_for_disk(&limits),
             all_cuts: false,
             sizes: Sizes::of(work),
+            of_plans: limits.target().is_none(),
             uneven: limits.target().is_none_or(Target::takes_uneven_stages),
             limits,
         }

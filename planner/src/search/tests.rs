@@ -124,7 +124,7 @@ fn the_space_of_a_tool_is_what_it_can_express() {
         let work = workload(model, 4096);
         let limits = Limits::parse(&["mbs=1".to_owned()], &[], &[]).unwrap();
         let mut whole = SearchDomain::new(&work, devices, 48, limits.clone());
-        whole.layers = 6;
+        (whole.layers, whole.of_plans) = (6, false);
         let all = leaves(&whole);
         for text in ["megatron", "megatron@v3.0", "deepspeed", "deepspeed@0.5", "torchtitan"] {
             let target = Target::parse(text).unwrap();

@@ -8,6 +8,12 @@ use ir::{Diagnostic, Function, Layout, Module, Node, Span, ValueId};
 use super::roles::Layer;
 use super::together::{Together, places};
 
+/// Whether a node computes with experts that ranks can share.
+pub(super) fn computes_with_experts(node: &Node, function: &Function, module: &Module) -> bool {
+    let with = |forms: &[&str]| factors_and_forms(node, function, module, forms).len();
+    node.callee().is_some() && with(&[EXPERT_FORM]) > with(&[])
+}
+
 /// For each value of a layer's function the dim that counts experts, if any.
 pub(super) fn expert_dims(function: &Function, module: &Module) -> Vec<Option<usize>> {
     let of = |node: &Node| factors(node, function, module);

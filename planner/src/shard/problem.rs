@@ -9,7 +9,7 @@ use ir::sharding::pieces;
 use ir::{Axis, Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, TensorType, ValueId};
 
 use super::data::data_layouts;
-use super::experts::expert_dims;
+use super::experts::{computes_with_experts, expert_dims};
 use super::roles::{Layer, Role};
 use super::work::work;
 use super::{Rates, Request};
@@ -63,6 +63,9 @@ pub(super) struct Problem<'a> {
     cp: usize,
     /// For each value the dim that counts experts, which `tp` does not cut.
     pub(super) expert_dims: Vec<Option<usize>>,
+    /// Whether ranks of `tp` share experts: it cuts no value of these, and the tokens of nodes that
+    /// compute with them.
+    takes_tp: bool,
     pub(super) demands: Vec<Demand>,
     pub(super) steps: Vec<Step>,
     /// The first step that depends on a cotangent.
@@ -103,7 +106,13 @@ impl<'a> Problem<'a> {
         let bytes = types().enumerate().map(|(at, ty)| ty.bytes().unwrap_or(0) as f64 * share(at));
         let bytes: Vec<f64> = bytes.collect();
         let elements = types().map(|ty| ty.count().unwrap_or(0) as u64).collect();
-        let demands = demands(request, layer, primal, function, fixed)?;
+        let mut demands = demands(request, layer, primal, function, fixed)?;
+        let (expert_dims, takes_tp) = (expert_dims(function, bound), request.experts.takes_tp);
+        for (demand, dim) in demands.iter_mut().zip(&expert_dims) {
+            if takes_tp && dim.is_some() && matches!(demand, Demand::Stored { .. }) {
+                *demand = Demand::Is(Layout::Replicated);
+            }
+        }
         let mut problem = Problem {
             function,
             tp: request.tp,
@@ -111,7 +120,8 @@ impl<'a> Problem<'a> {
             data,
             context,
             cp: request.cp,
-            expert_dims: expert_dims(function, bound),
+            expert_dims,
+            takes_tp,
             demands,
             steps: Vec::new(),
             late_from: 0,
@@ -198,9 +208,10 @@ impl<'a> Problem<'a> {
             })
             .collect();
         let ambiguous = |yields: &Vec<Layout>| all.iter().filter(|w| w.1.1 == *yields).count() > 1;
+        let cuts_tokens = self.takes_tp && computes_with_experts(node, self.function, bound);
         let legal = |choice: &Choice| match choice {
             Choice::Cut(at) => self.is_legal(&factors[*at], node, symbolic),
-            Choice::Replicate | Choice::Terms(_) => true,
+            Choice::Replicate | Choice::Terms(_) => !cuts_tokens,
         };
         let ways: Vec<Way> = all
             .iter()
@@ -230,7 +241,8 @@ impl<'a> Problem<'a> {
         let cut_fits = |(value, layout): (&ValueId, &Layout)| match *layout {
             Layout::Cut { dim, unit } => {
                 let samples = symbolic.ty(*value).dims[dim].mentions(Dim::BATCH);
-                let counts_experts = self.expert_dims[value.index()] == Some(dim);
+                let experts = self.expert_dims[value.index()];
+                let counts_experts = experts == Some(dim) || self.takes_tp && experts.is_some();
                 let size = self.size_on_cp(*value, dim);
                 !samples && !counts_experts && pieces(size, unit, self.tp).is_some()
             }
@@ -362,6 +374,13 @@ fn boundary(request: &Request<'_>, ty: &TensorType) -> Result<Layout, Diagnostic
         return Ok(Layout::Replicated);
     }
     let size = ty.dims[1].as_constant().unwrap_or(0) as usize / request.cp;
+    if request.experts.takes_tp && !size.is_multiple_of(request.tp) {
+        let tp = request.tp;
+        let headline =
+            format!("ranks of tp={tp} that share experts have no equal parts of {size} tokens");
+        return Err(Diagnostic::error("E3102", Span::of("etp"), headline)
+            .help("use a tp that divides the tokens of a rank, or leave `etp` out"));
+    }
     if pieces(size, 1, request.tp).is_none() {
         let headline = format!("`sp` cannot cut {size} tokens over tp={}", request.tp);
         return Err(Diagnostic::error("E3102", Span::of("--fix sp"), headline)

@@ -49,7 +49,7 @@ fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Requ
         dp,
         cp: 1,
         tp,
-        ep: 1,
+        experts: ExpertParallel::NONE,
         microbatch_size: 2,
         sequence,
         rates: RATES,
@@ -58,13 +58,14 @@ fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Requ
 
 /// Partition derives every choice again, on every rank.
 fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
-    let Request { dp, cp, tp, ep, .. } = *request;
+    let Request { dp, cp, tp, experts, .. } = *request;
     let mesh = Mesh { dp, cp, tp, ..Mesh::ONE };
     for layer in layers(request.module, request.entry).unwrap() {
         let function = request.module.function(&layer.function).unwrap();
         for rank in 0..mesh.ranks() {
             let place = Place {
-                sizes: [dp, ep, cp, tp],
+                sizes: [dp, experts.ep, cp, tp],
+                takes_tp: experts.takes_tp,
                 coordinates: VALUE_AXES.map(|axis| match axis {
                     Axis::Dp | Axis::Ep => 0,
                     Axis::Pp | Axis::Cp | Axis::Tp => mesh.coordinate(rank, axis),

@@ -103,6 +103,7 @@ fn group_name(group: &Group) -> String {
         Group::Shards(count) => format!("{count} neighbours along dp"),
         Group::Copies(count) => format!("ranks along dp, {count} apart"),
         Group::Strided { count, stride } => format!("{count} ranks along dp, {stride} apart"),
+        Group::Experts(count) => format!("{count} ranks along tp and dp"),
         Group::Stages(stages) => {
             let list: Vec<String> = stages.iter().map(usize::to_string).collect();
             format!("stages {}", list.join(", "))

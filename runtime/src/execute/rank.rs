@@ -483,6 +483,15 @@ fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
             let first = mesh.data_index(rank) / count * count;
             (first..first + count).map(data).collect()
         }
+        Group::Experts(count) => {
+            let on_data = count / mesh.tp;
+            let first = mesh.data_index(rank) / on_data * on_data;
+            let of_place = |tensor| {
+                let with = mesh.along(rank, Axis::Tp, tensor);
+                (first..first + on_data).map(move |index| mesh.along_data(with, index))
+            };
+            (0..mesh.tp).flat_map(of_place).collect()
+        }
         Group::Strided { count, stride } => {
             let index = mesh.data_index(rank);
             let first = index / (count * stride) * (count * stride) + index % stride;

@@ -4,7 +4,7 @@ use codegen::check::check;
 use codegen::compile::{Compiled, compile};
 use ir::plan::{Keep, Zero};
 use ir::program::{Exchange, Group, Instruction, Ref, Routed, Step};
-use ir::{Axis, DType, Mesh, Plan};
+use ir::{Axis, DType, ExpertParallel, Mesh, Plan};
 use planner::link::Link;
 
 use super::mistakes::{self, Plant, instructions_where, pick};
@@ -20,7 +20,8 @@ fn sharing(pp: usize, zero: Zero, microbatch_count: usize) -> (Plan, Compiled) {
     let (microbatch_size, keep, sequence) = (1, Keep::Full, false);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence };
     let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
-    let plan = plan_sharing(&module, (SEQ, DType::F32), wanted, (link, 2)).expect("it fits");
+    let plan = plan_sharing(&module, (SEQ, DType::F32), wanted, (link, ExpertParallel::along(2)));
+    let plan = plan.expect("it fits");
     let plan = Plan { zero, ..plan };
     let compiled = compile(&module, "loss", &plan).expect("it compiles");
     (plan, compiled)

@@ -32,6 +32,7 @@ const LINKS: [Link; 2] = [
 fn exchanges(module: &Module, name: &str, plan: &Plan, tensor: usize) -> Vec<String> {
     let place = Place {
         sizes: [plan.mesh.dp, 1, 1, plan.mesh.tp],
+        takes_tp: false,
         coordinates: [0, 0, 0, tensor],
         microbatch_size: plan.microbatch_size,
         target: plan.target,

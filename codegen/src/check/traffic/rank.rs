@@ -662,6 +662,7 @@ impl<'a> Rank<'a> {
             | Group::Shards(_)
             | Group::Copies(_)
             | Group::Strided { .. }
+            | Group::Experts(_)
             | Group::World => 0,
         };
         let elements = match exchange {
@@ -843,6 +844,7 @@ fn summed_over(group: &Group, mesh: Mesh) -> Summed {
         Group::Axis(Axis::Tp) => Summed::TP,
         Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
         Group::Axis(Axis::Cp) => Summed::CP,
+        Group::Experts(_) => Summed::EXPERTS,
         Group::Axis(Axis::Dp | Axis::Ep) => Summed::default(),
         Group::World => Summed::WORLD,
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ir::plan::{Offload, Optimizer, Place};
 use ir::precision::Precision;
 use ir::program::{Group, STATE_BLOCK, Step};
-use ir::{Axis, DType, Plan};
+use ir::{Axis, DType};
 use kernels::kernel::Copy;
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
@@ -120,7 +120,7 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
     let types = [dtype, exchanged];
     let over_data = class.plan.mesh.data_ranks() > 1;
-    if class.plan.ep > 1 {
+    if class.plan.experts.data_ranks(class.plan.mesh) > 1 {
         reduce_by_experts(class, types, steps);
     } else if let Some((grads, elements)) = class.store.all_grads().filter(|_| over_data) {
         all_reduce(class, grads, (types, elements), data_group(class.plan), steps);
@@ -130,13 +130,14 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 
 /// Sums the gradients of experts over the ranks that have the same, and all others over all.
 fn reduce_by_experts(class: &mut Class<'_>, types: [DType; 2], steps: &mut Vec<Step>) {
-    let Plan { mesh, ep, .. } = *class.plan;
+    let mesh = class.plan.mesh;
+    let sharers = class.plan.experts.data_ranks(mesh);
     for region in class.store.runs(|region| Some(region.is_expert)) {
         let group = match region.region.is_expert {
-            true => Group::Copies(ep),
+            true => Group::Copies(sharers),
             false => data_group(class.plan),
         };
-        if !region.region.is_expert || ep < mesh.data_ranks() {
+        if !region.region.is_expert || sharers < mesh.data_ranks() {
             let grads = class.store.run("grads", types[0], region.grads, region.elements);
             all_reduce(class, grads, (types, region.elements), group, steps);
         }
@@ -195,7 +196,7 @@ fn sum_squares(class: &mut Class<'_>, counted: &[Counted], steps: &mut Vec<Step>
         add_squares(class, counted, steps);
     }
     if !experts.is_empty() {
-        let group = Group::Shards(class.plan.ep);
+        let group = Group::Shards(class.plan.experts.data_ranks(class.plan.mesh));
         all_reduce(class, squares, ([class.sums(); 2], 1), group, steps);
     }
     for counted in others {

@@ -623,6 +623,9 @@ impl<'t> Line<'t> {
         if self.eat("copies") {
             return self.number().map(Group::Copies);
         }
+        if self.eat("experts") {
+            return self.number().map(Group::Experts);
+        }
         if self.eat("strided") {
             return Ok(Group::Strided { count: self.number()?, stride: self.number()? });
         }

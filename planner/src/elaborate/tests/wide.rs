@@ -108,9 +108,19 @@ fn draw_wide(seed: u64, experts: bool) -> Configuration {
     name.cp = [1, 2, 4][below(1, 3)];
     if experts {
         let mesh = mesh_of(&name);
-        let fits = |ep: &u32| mesh.besides_experts(*ep as usize).is_some();
-        let all: Vec<u32> = [1, 2, 4, 8].into_iter().filter(fits).collect();
-        name.ep = all[below(2, all.len())];
+        // With all of `tp` only where its ranks share tokens, equally.
+        let shares_tokens =
+            name.sequence_parallel && SEQ.is_multiple_of((name.cp * name.tp) as usize);
+        let ways = [1, 2, 4, 8]
+            .into_iter()
+            .flat_map(|ep| [false, true].map(|takes_tp| ExpertParallel { ep, takes_tp }));
+        let fits = |way: &ExpertParallel| {
+            let is_shared = !way.takes_tp || way.ep > 1 && name.tp > 1 && shares_tokens;
+            is_shared && mesh.besides_experts(*way).is_some()
+        };
+        let all: Vec<ExpertParallel> = ways.filter(fits).collect();
+        let way = all[below(2, all.len())];
+        (name.ep, name.etp) = (way.ep as u32, etp_of(mesh, way));
     }
     name
 }
@@ -129,7 +139,7 @@ fn names_with_context_and_experts_and_plans_mean_each_other() {
     ];
     let cluster = cluster(1 << 30);
     let base = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let (mut wide, mut lines) = ([0; 4], 0);
+    let (mut wide, mut lines) = ([0; 5], 0);
     for seed in base..base + 60 {
         for (module, precision, experts) in &modules {
             let name = draw_wide(mix(seed), *experts);
@@ -144,14 +154,18 @@ fn names_with_context_and_experts_and_plans_mean_each_other() {
             assert_eq!(parse_plan("text", &text).unwrap().to_string(), text, "{case}");
             let back = name_of(module, "loss", &plan).unwrap();
             assert_eq!(back.to_string(), name.to_string(), "{case}");
-            let words = [name.cp > 1, name.ep > 1, name.cp > 1 && name.ep > 1];
+            let takes_tp = plan.experts.takes_tp;
+            let words = [name.cp > 1, name.ep > 1, name.cp > 1 && name.ep > 1, takes_tp];
             let shares = name.cp > 1 && name.tp > 1 && name.sequence_parallel;
             let kinds = words.into_iter().chain([shares]);
             wide.iter_mut().zip(kinds).for_each(|(count, is)| *count += usize::from(is));
             lines = lines.max(text.lines().count());
         }
     }
-    assert!(wide.iter().all(|count| *count > 20), "cp, ep, both, cp with sp: {wide:?}");
+    assert!(
+        wide.iter().all(|count| *count >= 20),
+        "cp, ep, both, ep with tp, cp with sp: {wide:?}"
+    );
     assert!(lines <= 400, "{lines} lines");
 }
 
@@ -247,9 +261,9 @@ fn plans_that_share_tokens_or_experts_wrongly_are_refused() {
         "E3306",
         "`%w_norm` is whole on each rank of cp=4",
     );
-    refused(&|p| p.ep = 3, "E3301", "3 ranks share experts");
-    refused(&|p| p.ep = 16, "E3301", "16 ranks share experts, of dp · cp = 8");
-    refused(&|p| p.ep = 1, "E3304", "`%gate` of `block` is cut over ep");
+    refused(&|p| p.experts.ep = 3, "E3301", "3 ranks share experts");
+    refused(&|p| p.experts.ep = 16, "E3301", "16 ranks share experts, of dp · cp = 8");
+    refused(&|p| p.experts.ep = 1, "E3304", "`%gate` of `block` is cut over ep");
     refused(&|p| p.mesh.cp = 3, "E3301", "cp=3 shares 6 equal pieces of 32 tokens");
     refused(&|p| set(p, "x", "[dim0 @ dp, dim1 @ tp]"), "E3307", "`%x` and its gradient lie");
     let both = |p: &mut Plan| ["x", "d.x"].map(|x| set(p, x, "[dim0 @ dp, dim1 @ tp]"));
@@ -263,7 +277,7 @@ fn plans_that_share_tokens_or_experts_wrongly_are_refused() {
     refused(&|p| without(p, "head", "loss"), "E3306", sum);
     refused(&|p| without(p, "embed", "tokens"), "E3307", "which is fed,");
     let mut many = meant.clone();
-    (many.mesh.dp, many.microbatch_count, many.ep) = (8, 12, 16);
+    (many.mesh.dp, many.microbatch_count, many.experts.ep) = (8, 12, 16);
     let found = check(&module, "loss", &many, &cluster);
     let is_it = |one: &Diagnostic| one.headline.contains("ep=16 does not divide the 8 experts of");
     assert!(found.iter().any(is_it), "{found:?}");

@@ -211,7 +211,7 @@ impl Lowering<'_> {
         if self.inside.ep == 1 || !self.computes_experts_again() {
             return 1.0;
         }
-        let tokens = self.tokens() / f64::from(self.inside.microbatch);
+        let tokens = here.tokens / f64::from(self.inside.microbatch);
         let of_rank = [self.inside.microbatch as usize, tokens as usize, here.width as usize];
         let routing = (self.inside.ep as usize, here.experts as usize, top_k as usize);
         let target = Some(Target::Cuda(Arch::Sm90a));

@@ -1,7 +1,7 @@
 //! One model on four clusters: four plans, each the fastest of all that there are.
 
-use ir::Mesh;
 use ir::plan::{Schedule, Zero};
+use ir::{ExpertParallel, Mesh};
 
 use super::*;
 use crate::check::check;
@@ -70,7 +70,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
             dp: 1,
             cp: 1,
             tp,
-            ep: 1,
+            experts: ExpertParallel::NONE,
             microbatch_size: mbs,
             sequence,
             rates,
@@ -85,7 +85,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
             for (keeps, stage) in kept.flat_map(|k| splits.clone().map(move |s| (k, s))) {
                 let keep = |at| if keeps >> at & 1 == 1 { Keep::Full } else { Keep::None };
                 let candidate = Candidate {
-                    ep: 1,
+                    experts: ExpertParallel::NONE,
                     mesh,
                     sequence,
                     microbatch_size: mbs,
