@@ -93,13 +93,13 @@ impl Slots<'_> {
 }
 
 /// Lowers a fused function. Its slots are the parameters, then the results, which go where `slots`
-/// says. What `chunks` are called for runs in pieces.
+/// says. What one of `chunks` is called for runs in pieces.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
 pub(crate) fn lower_routine(
     (function, module): (&Function, &Module),
-    (chunks, unsharded): (Option<&Chunks>, &Unsharded),
+    (chunks, unsharded): (&[Chunks], &Unsharded),
     slots: Slots<'_>,
     table: &mut KernelTable,
 ) -> Result<Lowered, Refusal> {
@@ -145,7 +145,7 @@ struct Lower<'a> {
     function: &'a Function,
     module: &'a Module,
     table: &'a mut KernelTable,
-    chunks: Option<&'a Chunks>,
+    chunks: &'a [Chunks],
     unsharded: &'a Unsharded,
     home: Vec<Option<Home>>,
     slots: Slots<'a>,
@@ -174,7 +174,7 @@ impl<'a> Lower<'a> {
             function,
             module,
             table,
-            chunks: None,
+            chunks: &[],
             unsharded,
             home,
             slots,
@@ -214,9 +214,14 @@ impl<'a> Lower<'a> {
         }
     }
 
+    /// What a node calls in pieces.
+    fn chunks_of(&self, node: &Node) -> Option<&'a Chunks> {
+        self.chunks.iter().find(|chunks| chunks.is_call(node))
+    }
+
     /// Whether what computes a result of a node can add it to what its output holds.
     fn can_add(&self, node: &Node, result: ValueId) -> bool {
-        if let Some(chunks) = self.chunks.filter(|chunks| chunks.is_call(node)) {
+        if let Some(chunks) = self.chunks_of(node) {
             let mut layouts = node.results.iter().zip(&chunks.results);
             return layouts.any(|(r, layout)| *r == result && matches!(layout, Layout::Partial(_)));
         }
@@ -292,10 +297,10 @@ impl<'a> Lower<'a> {
             Op::Scatter { dim, start } => self.replace(node, *dim, *start),
             Op::Prod { dims } => self.along(node, dims, Line::Prod),
             Op::Reverse { dims } => self.along(node, dims, Line::Reverse),
-            Op::Call { .. } if self.chunks.is_some_and(|chunks| chunks.is_call(node)) => {
-                self.pieces(node)
-            }
-            Op::Call { function } => self.call(node, function),
+            Op::Call { function } => match self.chunks_of(node) {
+                Some(chunks) => self.pieces(node, chunks),
+                None => self.call(node, function),
+            },
             _ => {
                 let operands: Vec<&TensorType> =
                     node.operands.iter().map(|o| self.ty(*o)).collect();
@@ -676,7 +681,7 @@ mod tests {
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
         let slots = Slots { adds: accumulate, ..Slots::default() };
-        let (own, decisions) = ((&function, &Module::default()), (None, &Unsharded::default()));
+        let (own, decisions) = ((&function, &Module::default()), (&[][..], &Unsharded::default()));
         let routine = lower_routine(own, decisions, slots, &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {

@@ -457,14 +457,14 @@ pub struct Fused {
     pub module: Module,
     /// What is known of the choice of kernels; none where there are too many nodes to tell.
     pub choice: Option<Choice>,
-    chunks: Option<Chunks>,
+    chunks: Vec<Chunks>,
     unsharded: Unsharded,
 }
 
 impl Fused {
     fn lower(&self, slots: Slots<'_>, table: &mut KernelTable) -> Result<Lowered, Refusal> {
         let Fused { function, module, chunks, unsharded, .. } = self;
-        lower_routine((function, module), (chunks.as_ref(), unsharded), slots, table)
+        lower_routine((function, module), (chunks, unsharded), slots, table)
             .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
     }
 }
@@ -476,18 +476,18 @@ fn fused(function: &Function, composites: &Module, unsharded: &Unsharded) -> Fus
     remove_empty_nodes(&mut function);
     ir::pass::remove_common_nodes(&mut function);
     read_codes(&mut function, composites, unsharded.target);
-    let cut = |module: &mut Module| {
+    let mut chunks = Vec::new();
+    let mut take = |function: &mut Function, cut: Option<(Function, Chunks)>| {
+        let Some((whole, part)) = cut else { return };
+        *function = whole;
+        chunks.push(part);
+    };
+    if !unsharded.is_piece {
         let rows = cut_rows(&function, composites, &unsharded.wide);
-        rows.or_else(|| cut_tokens(&function, module, unsharded.target))
-    };
-    let cut = if unsharded.is_piece { None } else { cut(&mut module) };
-    let chunks = match cut {
-        Some((whole, chunks)) => {
-            function = whole;
-            Some(chunks)
-        }
-        None => None,
-    };
+        take(&mut function, rows);
+        let tokens = cut_tokens(&function, &mut module, unsharded.target);
+        take(&mut function, tokens);
+    }
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
     let (function, choice) = fuse(&function, &mut module, unsharded.target);

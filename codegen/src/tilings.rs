@@ -98,7 +98,7 @@ mod tests {
             let local = partition(&module, &function, &shardings, place).expect("it is cut");
             let mut table = KernelTable::default();
             let own = (&local.function, &local.module);
-            lower_routine(own, (None, &whole), Slots::default(), &mut table)
+            lower_routine(own, (&[], &whole), Slots::default(), &mut table)
                 .expect("it has kernels");
             let product = |kernel: &Kernel| {
                 let Kernel::Product(product) = kernel else { return None };

@@ -9,6 +9,7 @@ use kernels::{Kernel, Offset};
 
 use super::Lower;
 use crate::catalogue::{cut, loops_of, row_major};
+use crate::chunk::Chunks;
 use crate::refusal::Refusal;
 use crate::routines::routine_in_pieces;
 use crate::scalars::Scalars;
@@ -16,8 +17,7 @@ use crate::scalars::Scalars;
 impl Lower<'_> {
     /// The launches of all pieces, one piece after the other. Operands are copied out of what they
     /// are pieces of, results into that; terms are added to what the pieces before have left.
-    pub(super) fn pieces(&mut self, node: &Node) -> Result<(), Refusal> {
-        let chunks = self.chunks.ok_or("nothing is cut into pieces")?;
+    pub(super) fn pieces(&mut self, node: &Node, chunks: &Chunks) -> Result<(), Refusal> {
         let Op::Call { function } = &node.op else { return Err("pieces are called for".into()) };
         let is_term = |layout: &Layout| matches!(layout, Layout::Partial(_));
         let first: Vec<bool> = node.results.iter().map(|r| self.adds[r.index()]).collect();
