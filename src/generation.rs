@@ -24,6 +24,7 @@ use ir::sharding::pieces;
 use ir::{DType, Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
 use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
+use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::decode::Decoder;
 use runtime::execute::{self, Classes, Session};
 use runtime::generate::{Ending, Sampling};
@@ -51,6 +52,8 @@ const RATES: Rates = Rates {
 pub struct Options {
     /// Tokens of a prompt and its continuation, at most.
     pub capacity: usize,
+    /// Sequences that are read at once, at least one.
+    pub sequences: usize,
     /// The grid of ranks. Along `dp` all ranks do the same.
     pub mesh: Mesh,
     /// The element type of weights, caches and activations.
@@ -92,7 +95,8 @@ impl Generator {
             model.get_or_insert(found);
         }
         let model = model.expect("there is an entry for one token");
-        let plan = plan_forward(&modules[0].1, DECODE, options.mesh, 1, 1, precision)?;
+        let plan =
+            plan_forward(&modules[0].1, DECODE, options.mesh, options.sequences, 1, precision)?;
         let entries: Vec<Forward<'_>> = modules
             .iter()
             .map(|(tokens, module)| Forward {
@@ -127,6 +131,28 @@ impl Generator {
         ending: &Ending,
         each: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, Failure> {
+        self.check_known(prompt)?;
+        self.decoder.reset();
+        Ok(runtime::generate::generate(&mut self.decoder, prompt, sampling, ending, each)?)
+    }
+
+    /// The likeliest continuations of a prompt, the best first, as many as are read at once.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub fn search(
+        &mut self,
+        prompt: &[u32],
+        length_penalty: f64,
+        ending: &Ending,
+    ) -> Result<Vec<Hypothesis>, Failure> {
+        self.check_known(prompt)?;
+        let search = BeamSearch { beams: self.plan.microbatch_size, length_penalty };
+        Ok(search.search(&mut self.decoder, prompt, ending)?)
+    }
+
+    /// Whether the model has all tokens of a prompt.
+    fn check_known(&self, prompt: &[u32]) -> Result<(), Failure> {
         let vocab = self.model.vocab;
         let unknown = prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab);
         if let Some((at, token)) = unknown {
@@ -135,8 +161,7 @@ impl Generator {
             let wrong = Diagnostic::error("E4023", Span::of("--prompt"), headline);
             return Err(wrong.help("use the model's own tokeniser").into());
         }
-        self.decoder.reset();
-        Ok(runtime::generate::generate(&mut self.decoder, prompt, sampling, ending, each)?)
+        Ok(())
     }
 
     /// The model; its entry is that for one token.

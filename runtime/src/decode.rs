@@ -1,4 +1,4 @@
-//! Reading a sequence into caches, piece by piece.
+//! Reading sequences into caches, piece by piece.
 //!
 //! A program for decoding has entries for several numbers of tokens. A prompt is read with those
 //! that take the least time, the last of them padded: what padding writes into the caches is seen
@@ -7,16 +7,17 @@
 use ir::DType;
 use ir::program::Contents;
 
+use crate::beams::NextLogitsOfBeams;
 use crate::convert::{Stored, convert};
 use crate::error::Failure;
-use crate::execute::{Batch, Phase, Session};
+use crate::execute::{Batch, Phase, Samples, Session};
 use crate::generate::NextLogits;
 
 /// What a call costs besides its tokens, in tokens: it reads all weights once. Chosen: about where
 /// products stop being bound by memory.
 const CALL_TOKENS: usize = 16;
 
-/// A session that reads one sequence.
+/// A session that reads one sequence, or several of one length.
 pub struct Decoder {
     session: Session,
     /// Numbers of tokens for which there are entries, ascending, and these entries.
@@ -65,25 +66,66 @@ impl Decoder {
         &self.session
     }
 
-    /// Reads tokens with one entry; more places than tokens are padded.
+    /// Reads tokens with one entry; more places than tokens are padded. Where there are several
+    /// samples, all of them are this sequence.
     fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
         let samples = self.session.classes().samples(Phase::Entry(entry));
         let samples = samples.map_or(1, |samples| samples.global());
         self.tokens.clear();
-        // Where there are several samples, all of them are this sequence.
         for _ in 0..samples {
             self.tokens.extend(tokens.iter().map(|&token| token as i32));
             self.tokens.extend(std::iter::repeat_n(0, length - tokens.len()));
         }
+        self.infer(entry, tokens.len())
+    }
+
+    /// Calls an entry, with that many tokens of each sample that are no padding.
+    fn infer(&mut self, entry: usize, count: usize) -> Result<(), Failure> {
         let batch = Batch {
             tokens: &self.tokens,
             position: self.position as i32,
-            last: tokens.len() as i32 - 1,
+            last: count as i32 - 1,
             ..Batch::default()
         };
         self.session.infer(entry, &batch)?;
-        self.position += tokens.len();
+        self.position += count;
         Ok(())
+    }
+
+    /// The logits that an entry has given of the first samples.
+    fn logits(&mut self, entry: usize, samples: usize) -> &[f32] {
+        let output = self.session.output(entry, 0);
+        let vocab = output.dims[output.dims.len() - 1];
+        let row = samples * vocab * output.dtype.size() as usize;
+        let bytes = convert(Stored::DType(output.dtype), &output.bytes[..row], DType::F32);
+        self.logits.clear();
+        self.logits.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)));
+        &self.logits
+    }
+}
+
+/// Each sample is a sequence.
+impl NextLogitsOfBeams for Decoder {
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], Failure> {
+        self.reset();
+        self.read(tokens)
+    }
+
+    fn go_on(&mut self, copies: &[(usize, usize)], tokens: &[u32]) -> Result<&[f32], Failure> {
+        assert!(self.position < self.capacity, "the caches hold what is read");
+        self.session.copy_cached(copies, self.position);
+        let one = self.lengths[0].1;
+        let samples = self.session.classes().samples(Phase::Entry(one));
+        self.tokens.clear();
+        // Ranks along `dp` do the same.
+        let all = tokens.iter().cycle().take(samples.map_or(tokens.len(), Samples::global));
+        self.tokens.extend(all.map(|&token| token as i32));
+        self.infer(one, 1)?;
+        Ok(self.logits(one, tokens.len()))
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
     }
 }
 
@@ -99,13 +141,7 @@ impl NextLogits for Decoder {
             self.call(entry, length, now)?;
             (left, last) = (rest, entry);
         }
-        let output = self.session.output(last, 0);
-        let vocab = output.dims[output.dims.len() - 1];
-        let row = vocab * output.dtype.size() as usize;
-        let bytes = convert(Stored::DType(output.dtype), &output.bytes[..row], DType::F32);
-        self.logits.clear();
-        self.logits.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)));
-        Ok(&self.logits)
+        Ok(self.logits(last, 1))
     }
 
     fn capacity(&self) -> usize {

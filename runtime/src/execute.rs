@@ -568,6 +568,30 @@ impl Session {
         arenas[arena].let_go();
     }
 
+    /// Lets samples have in their caches what others have, `(from, to)`, of the first `tokens`.
+    ///
+    /// # Panics
+    /// When the caches have no such samples, or not as many tokens.
+    pub fn copy_cached(&mut self, copies: &[(usize, usize)], tokens: usize) {
+        for (rank, seat) in self.seats.iter().enumerate() {
+            let program = self.classes.program_of(rank);
+            let arenas = &mut lock(seat).arenas;
+            for (at, buffer) in program.buffers.iter().enumerate() {
+                let Contents::Cache(_) = buffer.contents else { continue };
+                let Extent { arena, range } = extent(program, BufferId(at as u32));
+                let elements: usize = buffer.sizes.iter().product();
+                let sample = elements * buffer.dtype.size() as usize / buffer.sizes[0];
+                assert!(tokens <= buffer.sizes[1], "the caches hold what was read");
+                let read = sample / buffer.sizes[1] * tokens;
+                let bytes = arenas[arena].bytes_mut(range);
+                for (from, to) in copies {
+                    bytes.copy_within(from * sample..from * sample + read, to * sample);
+                }
+                arenas[arena].let_go();
+            }
+        }
+    }
+
     /// The bytes of a buffer of one rank.
     pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
         self.lend(rank, |lent| lent.bytes(buffer).to_vec())

@@ -111,16 +111,7 @@ pub fn generate(
     each: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>, Failure> {
     let capacity = model.capacity();
-    if prompt.is_empty() {
-        let headline = "the prompt has no tokens, and the model continues what it has read";
-        let wrong = Diagnostic::error("E4060", Span::of("--prompt"), headline);
-        return Err(wrong.help("write at least one").into());
-    }
-    if prompt.len() > capacity {
-        let headline =
-            format!("the prompt has {} tokens; the model reads at most {capacity}", prompt.len());
-        return Err(Diagnostic::error("E4060", Span::of("--prompt"), headline).into());
-    }
+    check_prompt(prompt, capacity)?;
     let mut new = Vec::new();
     while new.len() < ending.tokens_max {
         let length = prompt.len() + new.len();
@@ -129,10 +120,7 @@ pub fn generate(
         }
         let unread = new.last().map_or(prompt, std::slice::from_ref);
         let Some(token) = sampling.choose(model.read(unread)?, length) else {
-            let headline = format!("the model gives no finite number for token {length}");
-            return Err(Diagnostic::error("E4061", Span::default(), headline)
-                .help("check the weights: some are not finite, or do not belong to the model")
-                .into());
+            return Err(not_finite(length));
         };
         if ending.stops.contains(&token) {
             break;
@@ -143,6 +131,28 @@ pub fn generate(
         }
     }
     Ok(new)
+}
+
+/// Whether a model can continue a prompt.
+pub(crate) fn check_prompt(prompt: &[u32], capacity: usize) -> Result<(), Failure> {
+    if prompt.is_empty() {
+        let headline = "the prompt has no tokens, and the model continues what it has read";
+        let wrong = Diagnostic::error("E4060", Span::of("--prompt"), headline);
+        return Err(wrong.help("write at least one").into());
+    }
+    if prompt.len() > capacity {
+        let headline =
+            format!("the prompt has {} tokens; the model reads at most {capacity}", prompt.len());
+        return Err(Diagnostic::error("E4060", Span::of("--prompt"), headline).into());
+    }
+    Ok(())
+}
+
+/// There is no token that may come at a position.
+pub(crate) fn not_finite(position: usize) -> Failure {
+    let headline = format!("the model gives no finite number for token {position}");
+    let help = "check the weights: some are not finite, or do not belong to the model";
+    Diagnostic::error("E4061", Span::default(), headline).help(help).into()
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@
 #![allow(clippy::result_large_err)]
 
 pub mod artefact;
+pub mod beams;
 pub mod block;
 pub mod checkpoint;
 pub mod communicator;

@@ -86,6 +86,24 @@ pub struct Generate {
     pub decode_tokens_per_s: f64,
     /// `length` at the limit or the end of the context, `stop` at a token that ends texts.
     pub finish_reason: String,
+    /// Of a beam search the continuations with the best scores, the best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub beams: Vec<BeamRow>,
+}
+
+/// A continuation that a beam search found.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct BeamRow {
+    /// Prompt and continuation.
+    pub text: String,
+    /// The new tokens.
+    pub tokens: Vec<u32>,
+    /// The natural logarithm of the probability of these, and of the token that ends the text.
+    pub log_probability: f64,
+    /// `log_probability` over the number of tokens to the power of the length penalty.
+    pub score: f64,
+    /// `length` or `stop`.
+    pub finish_reason: String,
 }
 
 /// Predictions beside measured runs.

@@ -1,12 +1,14 @@
 //! `generate RUN|DIR --prompt …`: a text continued.
 
+mod beams;
+
 use std::io::{IsTerminal, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ir::import::{Description, Model};
-use ir::{DType, Mesh};
+use ir::{DType, Diagnostic, Mesh, Span};
 use runtime::checkpoint::Checkpoint;
 use runtime::execute::Session;
 use runtime::generate::{Ending, Sampling};
@@ -16,16 +18,18 @@ use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
 
 use crate::adapters::Adapters;
-use crate::argument::{PathArg, amount, positive};
+use crate::argument::{PathArg, amount, finite, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};
 use crate::job::{self, positions_max};
 use crate::output;
 use crate::run::Run;
+use beams::Asked;
 
 /// Headings of the help.
 const SAMPLING: &str = "How tokens are drawn";
+const BEAMS: &str = "Beam search";
 const WHERE: &str = "Where it runs";
 
 /// Flags of `generate`.
@@ -58,6 +62,27 @@ pub struct Args {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value = "1", help_heading = SAMPLING)]
     pub seed: u32,
+    /// Take the likeliest of N texts that are continued side by side, and draw nothing
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        conflicts_with_all = ["temperature", "top_k", "top_p", "seed"],
+        help_heading = BEAMS
+    )]
+    pub beams: Option<usize>,
+    /// Divide the logarithm of a text's probability by its new tokens to this power: more for
+    /// longer texts
+    #[arg(
+        long,
+        value_name = "A",
+        default_value = "1",
+        value_parser = finite,
+        allow_negative_numbers = true,
+        requires = "beams",
+        help_heading = BEAMS
+    )]
+    pub length_penalty: f64,
     /// Tensor-parallel ranks
     #[arg(
         long,
@@ -154,14 +179,19 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let options = Options {
         capacity,
+        sequences: args.beams.unwrap_or(1),
         mesh,
         dtype: args.dtype.unwrap_or_else(|| origin.usual_dtype()),
         threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
     };
     let mut fill = |session: &mut Session, model: &Model| origin.fill(session, model);
     let mut generator = Generator::new(&description, &options, &mut fill)?;
-    let stops = STOPS.iter().filter_map(|stop| tokenizer.token(stop)).collect();
+    let stops = stops(&folder, &tokenizer, vocab)?;
     let ending = Ending { tokens_max: args.max_tokens, stops };
+    if args.beams.is_some() {
+        let asked = Asked { text: &prompt_text, tokens: &prompt };
+        return beams::search(args, &mut generator, &asked, (&ending, &tokenizer));
+    }
     let mut decoder = tokenizer.decoder();
     let mut text = prompt_text.clone();
     if !args.json {
@@ -190,12 +220,34 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         rest_s: total - first,
         is_cut: tokens.len() == args.max_tokens || length > capacity,
         tokens,
+        beams: Vec::new(),
     };
     if !args.json {
         output::stream(&format!("{rest}\n"));
     }
     told.tell(args);
     Ok(Exit::Success)
+}
+
+/// Tokens that end a text: those that files beside the model name, and those of the tokeniser.
+fn stops(folder: &Path, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<u32>, Failure> {
+    let mut stops: Vec<u32> = STOPS.iter().filter_map(|stop| tokenizer.token(stop)).collect();
+    for name in ["generation_config.json", "config.json"] {
+        let path = folder.join(name);
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let config: serde_json::Value = serde_json::from_str(&text).map_err(|why| {
+            let headline = format!("not JSON: {why}");
+            Diagnostic::error("E5021", Span::of(path.display().to_string()), headline)
+                .help("mend the file, or take it away: it names the tokens that end a text")
+        })?;
+        let named = &config["eos_token_id"];
+        let all = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
+        let known = all.iter().filter_map(|token| u32::try_from(token.as_u64()?).ok());
+        stops.extend(known.filter(|token| (*token as usize) < vocab));
+    }
+    stops.sort_unstable();
+    stops.dedup();
+    Ok(stops)
 }
 
 /// What was generated, and how fast.
@@ -207,6 +259,8 @@ struct Told {
     rest_s: f64,
     /// Whether it ends because there are as many tokens as wanted, or as the model reads.
     is_cut: bool,
+    /// What was looked for, the likeliest first; empty where tokens were drawn.
+    beams: Vec<documents::BeamRow>,
 }
 
 impl Told {
@@ -221,8 +275,16 @@ impl Told {
                 prefill_s: self.first_s,
                 decode_tokens_per_s: rate,
                 finish_reason: if self.is_cut { "length" } else { "stop" }.to_owned(),
+                beams: self.beams.clone(),
             };
             return output::answer_json(&document.to_json());
+        }
+        if let Some(best) = self.beams.first() {
+            let (beams, tokens) = (self.beams.len(), self.tokens.len());
+            let (score, took) = (best.score, output::seconds(self.first_s));
+            return output::note(&format!(
+                "{tokens} tokens in {took}: the best of {beams} texts, score {score:.4}",
+            ));
         }
         output::note(&format!(
             "{} tokens: the prompt's {} in {}, then {rate:.0} tokens/s",

@@ -12,11 +12,15 @@ use gantline::generation::{Generator, Options, plan_forward};
 use ir::ids::Ids;
 use ir::import::{Description, Model, import, read_config};
 use ir::{DType, Mesh};
+use runtime::beams::{BeamSearch, Hypothesis, NextLogitsOfBeams};
 use runtime::execute::{Batch, Classes, Session};
 use runtime::generate::{Ending, NextLogits, Sampling, generate};
 use runtime::load::load_weights;
 use runtime::trace::Tracing;
 use runtime::weights::Weights;
+use serde_json::{Value, json};
+
+use crate::cli::tiny;
 
 const CASES: [&str; 4] = ["gpt2-tiny", "gpt2-untied", "llama-tiny", "llama-bias-tied"];
 
@@ -120,7 +124,8 @@ fn check_text(case: &str, dtype: DType) {
     let ending = Ending { tokens_max: text.len() - prompt.len(), stops: Vec::new() };
     let mut all = |_| ControlFlow::Continue(());
     for mesh in [meshes(case), vec![mesh(1, 2, 1), mesh(1, 2, 2)]].concat() {
-        let options = Options { capacity: text.len() - 1, mesh, dtype, threads_per_rank: 1 };
+        let options =
+            Options { capacity: text.len() - 1, sequences: 1, mesh, dtype, threads_per_rank: 1 };
         let mut load = |session: &mut Session, model: &Model| {
             fill(case, session, model);
             Ok(())
@@ -140,6 +145,89 @@ fn check_text(case: &str, dtype: DType) {
     let new = generate(&mut uncached, &prompt, &Sampling::GREEDY, &ending, &mut all);
     let new = new.expect("the text is generated");
     assert_eq!([&prompt[..], &new].concat(), text, "{case} {dtype} without a cache");
+}
+
+/// Sequences of which each is read anew for every token.
+struct Reread {
+    model: Uncached,
+    sequences: Vec<Vec<u32>>,
+    logits: Vec<f32>,
+}
+
+impl Reread {
+    fn read(&mut self) -> Result<&[f32], runtime::Failure> {
+        self.logits.clear();
+        for sequence in &self.sequences {
+            self.model.read.clear();
+            self.logits.extend_from_slice(self.model.read(sequence)?);
+        }
+        Ok(&self.logits)
+    }
+}
+
+impl NextLogitsOfBeams for Reread {
+    fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], runtime::Failure> {
+        self.sequences.fill(tokens.to_vec());
+        let vocab = self.read()?.len() / self.sequences.len();
+        Ok(&self.logits[..vocab])
+    }
+
+    fn go_on(
+        &mut self,
+        copies: &[(usize, usize)],
+        tokens: &[u32],
+    ) -> Result<&[f32], runtime::Failure> {
+        for (from, to) in copies {
+            self.sequences[*to] = self.sequences[*from].clone();
+        }
+        self.sequences.iter_mut().zip(tokens).for_each(|(sequence, token)| sequence.push(*token));
+        self.read()
+    }
+
+    fn capacity(&self) -> usize {
+        self.model.seq
+    }
+}
+
+/// Sequences whose caches are copied from each other are the likeliest of a model without caches,
+/// on any mesh.
+#[test]
+fn beams_are_those_of_a_model_without_caches() {
+    for case in CASES {
+        let (dtype, beams, new) = (DType::F64, 3, 7);
+        let prompt = tokens(case, "prompt");
+        let seq = prompt.len() + new - 1;
+        for (length_penalty, stops) in [(1.0, vec![]), (0.0, vec![1, 5]), (2.0, vec![3])] {
+            let ending = Ending { tokens_max: new, stops };
+            let session = logits_session(case, seq, 1, mesh(1, 1, 1), dtype);
+            let model = Uncached { session, read: Vec::new(), seq, logits: Vec::new() };
+            let sequences = vec![Vec::new(); beams];
+            let mut reread = Reread { model, sequences, logits: Vec::new() };
+            let search = BeamSearch { beams, length_penalty };
+            let wanted = search.search(&mut reread, &prompt, &ending).expect("texts are found");
+            for mesh in [mesh(1, 1, 1), mesh(1, 2, 1), mesh(1, 1, 2)] {
+                let options =
+                    Options { capacity: seq, sequences: beams, mesh, dtype, threads_per_rank: 1 };
+                let mut load = |session: &mut Session, model: &Model| {
+                    fill(case, session, model);
+                    Ok(())
+                };
+                let generator = Generator::new(&description(case), &options, &mut load);
+                let mut generator = generator.unwrap_or_else(|why| panic!("{case}: {why:?}"));
+                for _ in 0..2 {
+                    let found = generator.search(&prompt, length_penalty, &ending);
+                    let found = found.expect("texts are found");
+                    let texts = |all: &[Hypothesis]| -> Vec<_> {
+                        all.iter().map(|one| (one.tokens.clone(), one.is_stopped)).collect()
+                    };
+                    assert_eq!(texts(&found), texts(&wanted), "{case} {mesh}");
+                    for (a, b) in found.iter().zip(&wanted) {
+                        assert!((a.score - b.score).abs() < 1e-5, "{case} {mesh}: {a:?} {b:?}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -175,8 +263,13 @@ fn logits_are_pytorchs() {
 #[test]
 fn a_prompt_in_pieces_is_a_prompt_at_once() {
     let case = "llama-tiny";
-    let options =
-        Options { capacity: 16, mesh: mesh(1, 1, 1), dtype: DType::F64, threads_per_rank: 2 };
+    let options = Options {
+        capacity: 16,
+        sequences: 1,
+        mesh: mesh(1, 1, 1),
+        dtype: DType::F64,
+        threads_per_rank: 2,
+    };
     let mut load = |session: &mut Session, model: &Model| {
         fill(case, session, model);
         Ok(())
@@ -203,5 +296,59 @@ fn a_prompt_in_pieces_is_a_prompt_at_once() {
         for (a, b) in logits.iter().zip(&theirs) {
             assert!((f64::from(*a) - b).abs() <= 1e-5, "{a} for {b}");
         }
+    }
+}
+
+/// Texts that are continued side by side are told with their scores, the best first; files beside
+/// a model say what ends one.
+#[test]
+fn the_likeliest_texts_are_found() {
+    let scratch = tiny("beams");
+    let flags = "--data text --seq 16 --gbs 2 --val-every 0 --from-scratch --steps 2";
+    scratch.answer(&format!("train tiny {flags} --out run"));
+    scratch.answer("export run --to hf -o model");
+    let line = "generate model --prompt line --max-tokens 5";
+    let beams = |answer: &Value| -> Vec<(Vec<Value>, f64)> {
+        let beams = answer["beams"].as_array().expect("there are beams").iter();
+        let tokens = |beam: &Value| beam["tokens"].as_array().expect("tokens").clone();
+        beams.map(|beam| (tokens(beam), beam["score"].as_f64().expect("a score"))).collect()
+    };
+    let answer = scratch.json(&format!("{line} --beams 4 --json"));
+    let found = beams(&answer);
+    assert_eq!(found.len(), 4);
+    assert!(
+        found.iter().all(|(tokens, _)| tokens.len() == 5) && found.is_sorted_by(|a, b| a.1 >= b.1)
+    );
+    assert_eq!(answer["tokens"], answer["beams"][0]["tokens"]);
+    let cut = scratch.json(&format!("{line} --beams 4 --tp 2 --json"));
+    assert_eq!(
+        beams(&cut).iter().map(|b| &b.0).collect::<Vec<_>>(),
+        found.iter().map(|b| &b.0).collect::<Vec<_>>()
+    );
+    let one = scratch.json(&format!("{line} --beams 1 --json"));
+    let greedy = scratch.json(&format!("{line} --temperature 0 --json"));
+    assert_eq!(one["tokens"], greedy["tokens"]);
+    let text = scratch.answer(&format!("{line} --beams 4 --length-penalty 0"));
+    assert!(text.starts_with("line"), "{text}");
+    // The second token of the best text ends it.
+    let stop = &found[0].0[1];
+    scratch.write("model/generation_config.json", &json!({ "eos_token_id": [stop] }).to_string());
+    let answer = scratch.json(&format!("{line} --beams 4 --length-penalty 0 --json"));
+    let stopped = answer["beams"].as_array().expect("beams").iter();
+    assert!(stopped.clone().any(|beam| beam["finish_reason"] == "stop"), "{answer}");
+    let greedy = scratch.json(&format!("{line} --temperature 0 --json"));
+    assert!(!greedy["tokens"].as_array().expect("tokens").contains(stop), "{greedy}");
+    scratch.write("model/generation_config.json", "{");
+    for (wrong, code, said) in [
+        ("--beams 2 --top-k 3", 2, "--top-k"),
+        ("--length-penalty 2", 2, "--beams"),
+        ("--beams 0", 2, "--beams"),
+        ("--beams 2 --length-penalty inf", 2, "finite"),
+        ("--beams 2", 6, "E5021"),
+    ] {
+        let output = scratch.run(&format!("{line} {wrong}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{wrong}: {errors}");
+        assert!(errors.contains(said), "{wrong}: {errors}");
     }
 }

@@ -823,6 +823,7 @@ const ANSWERED: &[&str] = &[
     "train tiny --data text --from-scratch --steps 2 --seq 16 --gbs 2 --out run --json",
     "checkpoint ls run --json",
     "generate run --prompt line --max-tokens 2 --json",
+    "generate run --prompt line --max-tokens 2 --beams 3 --json",
     "doctor --json",
     "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
     "cost llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --tokens 1B --json",

@@ -11,8 +11,9 @@ use ir::import::{Description, Model, read_config};
 use ir::plan::{Keep, Optimizer};
 use ir::precision::Precision;
 use ir::{DType, Mesh, Module};
+use runtime::beams::Hypothesis;
 use runtime::execute::{Batch, Part, Scalars, Session, Values};
-use runtime::generate::{Ending, Sampling};
+use runtime::generate::{Ending, NextLogits, Sampling};
 use runtime::load::{Named, collect_weights, export_weights, load_weights, write_named};
 use runtime::weights::Weights;
 
@@ -201,7 +202,8 @@ impl Case {
         let weights = Weights::open(&self.folder).expect("the weights open");
         for mesh in [ONE, Mesh { pp: 2, ..ONE }] {
             let capacity = expected.len() - 1;
-            let options = Options { capacity, mesh, dtype: DType::F32, threads_per_rank: 1 };
+            let options =
+                Options { capacity, sequences: 1, mesh, dtype: DType::F32, threads_per_rank: 1 };
             let mut fill = |session: &mut Session, model: &Model| {
                 load_weights(session, &model.weights, &weights)?;
                 Ok(())
@@ -218,6 +220,39 @@ impl Case {
             let text = generator.generate(&prompt, &Sampling::GREEDY, &ending, &mut each);
             let text = text.unwrap_or_else(|why| panic!("{}: {}", self.name, why.message()));
             assert_eq!([prompt.clone(), text].concat(), expected, "{} {mesh}", self.name);
+            self.check_beams(&options, &prompt, &ending);
+        }
+    }
+
+    /// Sequences that go on side by side, from what they have of each other, are as likely as they
+    /// are alone.
+    fn check_beams(&self, alone: &Options, prompt: &[u32], ending: &Ending) {
+        let weights = Weights::open(&self.folder).expect("the weights open");
+        let mut fill = |session: &mut Session, model: &Model| {
+            load_weights(session, &model.weights, &weights)?;
+            Ok(())
+        };
+        let mut start = |sequences: usize| {
+            let options = Options { sequences, ..*alone };
+            let generator = Generator::new(&self.description(), &options, &mut fill);
+            generator.unwrap_or_else(|why| panic!("{}: {}", self.name, why.message()))
+        };
+        let (mut many, mut one) = (start(3), start(1));
+        let found = many.search(prompt, 1.0, ending);
+        let found = found.unwrap_or_else(|why| panic!("{}: {}", self.name, why.message()));
+        assert_eq!(found.len(), 3, "{}", self.name);
+        for Hypothesis { tokens, log_probability, .. } in found {
+            let (mut read, mut sum) = (prompt, 0.0);
+            let decoder = one.decoder();
+            decoder.reset();
+            for token in &tokens {
+                let logits = decoder.read(read).expect("the tokens are read");
+                let all: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+                sum += f64::from(logits[*token as usize]) - all.ln();
+                read = std::slice::from_ref(token);
+            }
+            let off = (sum - log_probability).abs();
+            assert!(off < 1e-3, "{}: {tokens:?} {sum} {log_probability}", self.name);
         }
     }
 
