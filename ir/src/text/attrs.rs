@@ -56,6 +56,23 @@ impl Attrs {
         (n.fract() == 0.0 && n.abs() < 9e15).then_some(*n as i64)
     }
 
+    /// A whole number that may be left out, as it is where an instance of a template names a number
+    /// that is not whole.
+    pub(crate) fn integer_or(&self, key: &str, default: i64) -> Option<i64> {
+        match self.named.get(key) {
+            Some(Attr::Number(_)) | None => Some(self.integer(key).unwrap_or(default)),
+            Some(Attr::Word(_) | Attr::List(_)) => None,
+        }
+    }
+
+    /// An attribute that is a number and not whole.
+    pub(crate) fn fraction(&self) -> Option<&str> {
+        let is_fraction = |key: &String| {
+            matches!(self.named.get(key), Some(Attr::Number(_))) && self.integer(key).is_none()
+        };
+        self.named.keys().find(|key| is_fraction(key)).map(String::as_str)
+    }
+
     /// A size.
     pub(crate) fn size(&self, key: &str) -> Option<usize> {
         usize::try_from(self.integer(key)?).ok()

@@ -11,6 +11,57 @@ use crate::pieces::PieceOrder;
 use crate::random::DrawBits;
 use crate::types::TensorType;
 
+/// What stands after an op and is none of its: the first attribute, or a second word without a
+/// name, with what it has. None of an op that is unknown.
+pub(super) fn unknown_attribute(head: &str, attrs: &Attrs) -> Option<String> {
+    let (bare, known) = attributes_of(head)?;
+    let names = || match known {
+        [] => "none".to_owned(),
+        _ => format!("`{}`", known.join("`, `")),
+    };
+    let other = attrs.named.keys().find(|name| !known.contains(&name.as_str()));
+    let unknown =
+        other.map(|name| format!("`{head}` has no attribute `{name}`; it has {}", names()));
+    let more = (attrs.bare.len() > bare).then(|| match bare {
+        0 => format!("`{head}` takes no word before its operands"),
+        _ => format!("`{head}` takes one word before its operands"),
+    });
+    unknown.or(more)
+}
+
+/// How many words without a name an op has, and the names of its attributes.
+fn attributes_of(head: &str) -> Option<(usize, &'static [&'static str])> {
+    if elementwise(head).is_some() {
+        return Some((0, &[]));
+    }
+    Some(match head {
+        "constant" | "call" => (1, &[]),
+        "contract" => (1, &["sums", "operands"]),
+        "scaled_contract" => (1, &["sums", "runs_first"]),
+        "reduce" => (1, &["dims"]),
+        "cumulative" | "sort" => (1, &["dim"]),
+        "all_reduce" => (1, &["axis"]),
+        "cast" | "reshape" => (0, &[]),
+        "iota" | "gather" | "scatter_add" | "scatter" => (0, &["dim", "start"]),
+        "random" => (0, &["salt", "start", "extent", "per_sample", "bits"]),
+        "fold_key" => (0, &["salt"]),
+        "conv" => (0, &["stride", "before", "after", "dilation", "spread", "x", "w", "y"]),
+        "prod" | "reverse" => (0, &["dims"]),
+        "argmax" | "concat" | "dynamic_update_slice" | "dynamic_slice" => (0, &["dim"]),
+        "top_k" => (0, &["dim", "count"]),
+        "transpose" => (0, &["perm"]),
+        "broadcast" => (0, &["new"]),
+        "slice" => (0, &["dim", "start", "size"]),
+        "pad" => (0, &["dim", "before", "after"]),
+        "window" | "fold" => (0, &["dim", "size", "stride", "dilation"]),
+        "all_gather" => (0, &["axis", "dim", "counts", "order"]),
+        "reduce_scatter" => (0, &["axis", "dim", "counts", "order", "own"]),
+        "all_to_all" => (0, &["axis", "pieces"]),
+        "dispatch" | "combine" => (0, &["axis", "pieces", "top_k"]),
+        _ => return None,
+    })
+}
+
 /// The op of a line; none when the word or its attributes are unknown.
 pub(super) fn build_op(
     head: &str,
@@ -35,7 +86,7 @@ pub(super) fn build_op(
         }
         "iota" => {
             let dim = attrs.dim("dim", declared?.ndim())?;
-            let start = attrs.integer("start").unwrap_or(0);
+            let start = attrs.integer_or("start", 0)?;
             Op::Iota { dim, start, dtype: dtype()?, dims: dims()? }
         }
         "random" => random_op(attrs, declared?)?,
@@ -45,12 +96,16 @@ pub(super) fn build_op(
             let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
                 a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
             });
-            let is_wide = match attrs.word("sums") {
+            let word = |key: &str| match attrs.named.contains_key(key) {
+                true => attrs.word(key).map(Some),
+                false => Some(None),
+            };
+            let is_wide = match word("sums")? {
                 Some("kept") => true,
                 Some(_) => return None,
                 None => is_wide,
             };
-            let operands = match attrs.word("operands") {
+            let operands = match word("operands")? {
                 Some("tf32") => Operands::Tf32,
                 Some(_) => return None,
                 None => Operands::Exact,
@@ -59,8 +114,11 @@ pub(super) fn build_op(
         }
         "scaled_contract" => {
             let is_wide = declared?.dtype == DType::F32;
-            let numbers = attrs.dims("runs_first", 2, pack).unwrap_or_default();
-            if attrs.word("operands").is_some() || numbers.iter().any(|operand| *operand > 1) {
+            let numbers = match attrs.named.contains_key("runs_first") {
+                true => attrs.dims("runs_first", 2, pack)?,
+                false => Vec::new(),
+            };
+            if numbers.iter().any(|operand| *operand > 1) {
                 return None;
             }
             let einsum = Einsum { is_wide, ..Einsum::parse(bare_word()?)? };
@@ -108,16 +166,16 @@ pub(super) fn build_op(
         }
         "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
         "gather" => {
-            let start = attrs.integer("start").unwrap_or(0);
+            let start = attrs.integer_or("start", 0)?;
             Op::Gather { dim: attrs.dim("dim", first()?)?, start }
         }
         "scatter_add" => {
             let dim = attrs.dim("dim", declared?.ndim())?;
-            let start = attrs.integer("start").unwrap_or(0);
+            let start = attrs.integer_or("start", 0)?;
             Op::ScatterAdd { dim, start, size: declared?.dims.get(dim)?.clone() }
         }
         "scatter" => {
-            let start = attrs.integer("start").unwrap_or(0);
+            let start = attrs.integer_or("start", 0)?;
             Op::Scatter { dim: attrs.dim("dim", first()?)?, start }
         }
         "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
@@ -152,10 +210,6 @@ pub(super) fn build_op(
 
 /// Lists that are not there are of ones, or of zeros for the padding.
 fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
-    const KEYS: [&str; 8] = ["stride", "before", "after", "dilation", "spread", "x", "w", "y"];
-    if !attrs.named.keys().all(|key| KEYS.contains(&key.as_str())) {
-        return None;
-    }
     let spatial = ndim.saturating_sub(2);
     let list = |key: &str, default: i64| match attrs.named.contains_key(key) {
         true => attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>(),
@@ -200,11 +254,15 @@ fn elementwise(head: &str) -> Option<Op> {
 }
 
 fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
-    let start = match attrs.sizes("start") {
+    let list = |key: &str| match attrs.named.contains_key(key) {
+        true => attrs.sizes(key).map(Some),
+        false => Some(None),
+    };
+    let start = match list("start")? {
         Some(list) => list.iter().map(Dim::as_constant).collect::<Option<Vec<_>>>()?,
         None => vec![0; declared.ndim()],
     };
-    let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
+    let extent = list("extent")?.unwrap_or_else(|| declared.dims.clone());
     let salt = u32::try_from(attrs.integer("salt")?).ok()?;
     let extent = extent.iter().all(Dim::is_size).then_some(extent)?;
     let per_sample = match attrs.named.contains_key("per_sample") {

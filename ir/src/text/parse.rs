@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::attrs::{Attr, Attrs, Item, Names};
 use super::lex::{Lexeme, Token, lex};
-use super::ops::build_op;
+use super::ops::{build_op, unknown_attribute};
 use super::print::FROZEN;
 use crate::diagnostic::shortened;
 use crate::dim::Dim;
@@ -494,6 +494,13 @@ impl<'t> Parser<'t> {
         if self.peek() != Token::Newline && self.peek() != Token::Mark('}') {
             return self.expected("the end of the line");
         }
+        if let Some(unknown) = unknown_attribute(&head, &attrs) {
+            return self.fail("E1001", op_at, unknown);
+        }
+        if let (false, Some(name)) = (self.names.template, attrs.fraction()) {
+            let headline = format!("`{name}` of `{head}` is no whole number, or a huge one");
+            return self.fail("E1001", op_at, headline);
+        }
         let types: Vec<&TensorType> = operands.iter().map(|o| function.ty(*o)).collect();
         let wanted = declared[0].2.as_ref();
         let Some(op) = build_op(&head, &attrs, &types, wanted, self.names.pack.len()) else {
@@ -537,8 +544,11 @@ impl<'t> Parser<'t> {
                 Token::Word(word) => {
                     self.next();
                     if self.eat('=') {
+                        let here = self.here();
                         let value = self.attr_value()?;
-                        attrs.named.insert(word.to_owned(), value);
+                        if attrs.named.insert(word.to_owned(), value).is_some() {
+                            return self.fail("E1001", here, format!("`{word}` is said twice"));
+                        }
                     } else if let Some(number) =
                         (head == "constant").then(|| self.named_number(word)).flatten()
                     {

@@ -89,6 +89,29 @@ fn a_mistake_is_told_once_and_briefly() {
     assert_eq!(lines[3][marked..marked + 3].iter().collect::<String>(), "ned", "{drawn}");
 }
 
+/// What an op does not know is not passed over.
+#[test]
+fn attributes_that_an_op_does_not_have_are_refused() {
+    for (line, said) in [
+        ("reduce sum dim=0 dims=[0] %x", "`reduce` has no attribute `dim`; it has `dims`"),
+        ("reduce sum max dims=[0] %x", "`reduce` takes one word before its operands"),
+        ("exp dim=0 %x", "`exp` has no attribute `dim`; it has none"),
+        ("exp fast %x", "`exp` takes no word before its operands"),
+        ("slice dim=0 start=0 size=1 size=2 %x", "`size` is said twice"),
+        ("gather dim=0 start=1.5 %x %i", "`start` of `gather` is no whole number, or a huge one"),
+        ("gather dim=0 start=one %x %i", "`gather` is no op, or its attributes are off"),
+        ("random salt=1 start=0 %k", "`random` is no op, or its attributes are off"),
+        ("contract i,i->i sums=[1] %x %x", "`contract` is no op, or its attributes are off"),
+    ] {
+        let text = format!(
+            "module m\n  func @f(%x: f32[2], %i: i32[2], %k: u32[4]) {{\n    %y = {line}\n    \
+             return %y\n  }}\n"
+        );
+        let found = parse_module("text", &text).unwrap_err();
+        assert_eq!((found[0].code, found[0].headline.as_str()), ("E1001", said), "{line}");
+    }
+}
+
 /// Inputs that once crashed, or are likely to.
 #[test]
 fn extreme_numbers_are_refused() {
