@@ -352,54 +352,66 @@ fn kept_factors(dims: &[usize], x: &TensorType) -> Vec<Factor> {
     factors
 }
 
-/// A dim is kept, or is the outermost of a group of dims that one side splits. Dims of one element
-/// are in nobody's way.
-fn reshape_factors(x: &TensorType, result: &TensorType) -> Vec<Factor> {
-    let longer = |ty: &TensorType| -> Vec<usize> {
-        (0..ty.ndim()).filter(|dim| ty.dims[*dim] != Dim::constant(1)).collect()
-    };
-    let (of_x, of_r) = (longer(x), longer(result));
-    let mut factors = Vec::new();
-    let (mut i, mut j) = (0, 0);
-    while i < of_x.len() && j < of_r.len() {
-        let (first_x, first_r) = (of_x[i], of_r[j]);
-        let mut inside_x = Dim::constant(1);
-        let mut inside_r = Dim::constant(1);
-        let (mut size_x, mut size_r) = (x.dims[first_x].clone(), result.dims[first_r].clone());
-        (i, j) = (i + 1, j + 1);
-        while size_x != size_r {
-            let (Some(a), Some(b)) = (size_x.as_constant(), size_r.as_constant()) else {
-                return factors;
+/// Dims of an operand of a reshape and of its result that hold the same elements, outermost first.
+pub(crate) type ReshapeGroup = (Vec<usize>, Vec<usize>);
+
+/// The smallest groups of dims that hold the same elements, up to one whose sizes are not known,
+/// and whether they are all dims. Dims of one element are in none.
+pub(crate) fn reshape_groups(x: &[Dim], result: &[Dim]) -> (Vec<ReshapeGroup>, bool) {
+    let one = Dim::constant(1);
+    let mut of_x = (0..x.len()).filter(|dim| x[*dim] != one);
+    let mut of_result = (0..result.len()).filter(|dim| result[*dim] != one);
+    let mut groups: Vec<ReshapeGroup> = Vec::new();
+    loop {
+        let (i, j) = match (of_x.next(), of_result.next()) {
+            (Some(i), Some(j)) => (i, j),
+            (None, None) => return (groups, true),
+            (Some(_), None) | (None, Some(_)) => return (groups, false),
+        };
+        let (mut from, mut into) = (vec![i], vec![j]);
+        let (mut size, mut other) = (x[i].clone(), result[j].clone());
+        while size != other {
+            let sizes = size.as_constant().zip(other.as_constant());
+            let side = match sizes {
+                Some((a, b)) if a < b => of_x.next(),
+                Some(_) => of_result.next(),
+                None => None,
             };
-            if a < b && i < of_x.len() {
-                inside_x = &inside_x * &x.dims[of_x[i]];
-                size_x = &size_x * &x.dims[of_x[i]];
-                i += 1;
-            } else if b < a && j < of_r.len() {
-                inside_r = &inside_r * &result.dims[of_r[j]];
-                size_r = &size_r * &result.dims[of_r[j]];
-                j += 1;
+            let (Some((a, b)), Some(next)) = (sizes, side) else { return (groups, false) };
+            if a < b {
+                size = &size * &x[next];
+                from.push(next);
             } else {
-                return factors;
+                other = &other * &result[next];
+                into.push(next);
             }
         }
-        let (units_x, units_r) = (&x.dims[first_x], &result.dims[first_r]);
-        let unit = |inside: &Dim| inside.as_constant().and_then(|c| usize::try_from(c).ok());
-        let (Some(in_x), Some(in_r)) = (unit(&inside_x), unit(&inside_r)) else { continue };
-        // The outer dim of the split side counts units; the other side's units are what it splits.
-        let (units, unit_x, unit_r) = match (in_x, in_r) {
-            (1, _) => (units_r, in_r, 1),
-            (_, 1) => (units_x, 1, in_x),
-            // Heads of 64 in blocks of 128: two heads are a block.
-            _ if in_r.is_multiple_of(in_x) => (units_r, in_r / in_x, 1),
-            _ if in_x.is_multiple_of(in_r) => (units_x, 1, in_x / in_r),
-            _ => continue,
-        };
-        let operand = Layout::Cut { dim: first_x, unit: unit_x };
-        let result = Layout::Cut { dim: first_r, unit: unit_r };
-        factors.push(factor(units, vec![operand], vec![result]));
+        groups.push((from, into));
     }
-    factors
+}
+
+/// A dim is kept, or is the outermost of a group of dims that one side splits.
+fn reshape_factors(x: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let inside = |ty: &TensorType, dims: &[usize]| {
+        let product = dims[1..].iter().fold(Dim::constant(1), |all, dim| &all * &ty.dims[*dim]);
+        product.as_constant().and_then(|count| usize::try_from(count).ok())
+    };
+    let of = |(from, into): ReshapeGroup| {
+        let (units_x, units_r) = (&x.dims[from[0]], &result.dims[into[0]]);
+        // The outer dim of the split side counts units; the other side's units are what it splits.
+        let (units, unit_x, unit_r) = match (inside(x, &from)?, inside(result, &into)?) {
+            (1, in_r) => (units_r, in_r, 1),
+            (in_x, 1) => (units_x, 1, in_x),
+            // Heads of 64 in blocks of 128: two heads are a block.
+            (in_x, in_r) if in_r.is_multiple_of(in_x) => (units_r, in_r / in_x, 1),
+            (in_x, in_r) if in_x.is_multiple_of(in_r) => (units_x, 1, in_x / in_r),
+            _ => return None,
+        };
+        let operand = Layout::Cut { dim: from[0], unit: unit_x };
+        let result = Layout::Cut { dim: into[0], unit: unit_r };
+        Some(factor(units, vec![operand], vec![result]))
+    };
+    reshape_groups(&x.dims, &result.dims).0.into_iter().filter_map(of).collect()
 }
 
 fn transpose_factors(perm: &[usize], result: &TensorType) -> Vec<Factor> {

@@ -1,6 +1,7 @@
 //! Ops on what lies in another order.
 
 use crate::dim::Dim;
+use crate::factors::{ReshapeGroup, reshape_groups};
 use crate::op::{Op, Windows};
 use crate::types::TensorType;
 
@@ -78,9 +79,6 @@ pub(super) fn repeated(order: &Order, new: &[usize]) -> (Vec<usize>, Order) {
     (places, without(order, new))
 }
 
-/// Dims of an array and of its reshaped elements that are the same elements, by their outermost.
-type Group = (Vec<usize>, Vec<usize>);
-
 /// How reshaped elements lie, where the dims that are split or joined lie side by side.
 fn reshaped(order: &Order, x: &[Dim], result: &[Dim]) -> Option<Order> {
     let groups = groups(x, result)?;
@@ -99,27 +97,9 @@ fn reshaped(order: &Order, x: &[Dim], result: &[Dim]) -> Option<Order> {
 
 /// The groups, outermost first; dims of one element of the result are with those before them, or
 /// with the first.
-fn groups(x: &[Dim], result: &[Dim]) -> Option<Vec<Group>> {
+fn groups(x: &[Dim], result: &[Dim]) -> Option<Vec<ReshapeGroup>> {
+    let (mut groups, has_all) = reshape_groups(x, result);
     let one = Dim::constant(1);
-    let mut of_x = (0..x.len()).filter(|dim| x[*dim] != one);
-    let mut of_result = (0..result.len()).filter(|dim| result[*dim] != one);
-    let mut groups: Vec<Group> = Vec::new();
-    while let (Some(i), Some(j)) = (of_x.next(), of_result.next()) {
-        let (mut from, mut into) = (vec![i], vec![j]);
-        let (mut size, mut other) = (x[i].clone(), result[j].clone());
-        while size != other {
-            if size.as_constant()? < other.as_constant()? {
-                let next = of_x.next()?;
-                size = &size * &x[next];
-                from.push(next);
-            } else {
-                let next = of_result.next()?;
-                other = &other * &result[next];
-                into.push(next);
-            }
-        }
-        groups.push((from, into));
-    }
     for dim in (0..result.len()).filter(|dim| result[*dim] == one) {
         let before = groups.iter_mut().rev().find(|(_, into)| into[0] < dim);
         match before {
@@ -128,5 +108,5 @@ fn groups(x: &[Dim], result: &[Dim]) -> Option<Vec<Group>> {
         }
     }
     groups.iter_mut().for_each(|(_, into)| into.sort_unstable());
-    (of_x.next().is_none() && of_result.next().is_none()).then_some(groups)
+    has_all.then_some(groups)
 }
