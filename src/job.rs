@@ -199,6 +199,7 @@ impl Limited {
             Decision::Cp,
             Decision::Tp,
             Decision::Ep,
+            Decision::Etp,
             Decision::Sp,
             Decision::Zero,
             Decision::Mbs,

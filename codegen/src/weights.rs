@@ -229,6 +229,10 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
     let experts = on_ep.cut_dim().filter(|_| ep > 1);
     // Of the ranks that share experts, those along `tp` are told apart first.
     let with_tp = experts.filter(|_| takes_tp).map(Layout::cut);
+    if with_tp.is_some() && on_tp != Layout::Replicated {
+        let function = &call.function;
+        return Err(format!("`@{function}.%{name}` is cut over tp, whose ranks share experts"));
+    }
     let gradient = match module.function(&gradient_name(&call.function)) {
         Some(gradient) if function.is_differentiable(ValueId(param as u32)) => {
             let grad = gradient_of(gradient, function, param)
@@ -251,6 +255,10 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
                     let what = format!("the gradient `@{function}.%d.{name}`");
                     return Err(format!("{what} is no sum over {axis}"));
                 }
+            }
+            if with_tp.is_some() && on_tp.cut_dim().is_some() {
+                let function = &call.function;
+                return Err(format!("the gradient `@{function}.%d.{name}` is cut over tp"));
             }
             with_tp.unwrap_or(on_tp)
         }

@@ -82,16 +82,27 @@ fn mesh(plan: &Plan) -> (Mesh, u32) {
     let is_partial = shard > 1 && shard < dp * cp;
     let sharers = plan.experts.data_ranks(plan.mesh);
     let has_copies = sharers > 1 && sharers < dp * cp;
-    let copies = if (is_partial || has_copies) && two(cp) == 1 { 4 } else { two(dp) };
+    let of_experts = sharers_in_small(plan);
+    let copies = match (is_partial, has_copies) {
+        (true, _) | (_, true) if two(cp) == 1 => 2 * of_experts.max(2),
+        (false, false) if two(cp) == 1 && sharers > 1 => of_experts,
+        _ => two(dp),
+    };
     let mesh = Mesh { pp: two(pp), dp: dp.min(copies), cp: two(cp), tp: two(tp), order };
     let shard = if is_partial { 2 } else { shard.min(mesh.dp * mesh.cp) };
     (mesh, if plan.zero.shard == 0 { 0 } else { shard as u32 })
 }
 
+/// Of the ranks that hold the same other weights, those that share experts in small: as few as
+/// divide what is shared, so that they divide the experts.
+fn sharers_in_small(plan: &Plan) -> usize {
+    let sharers = plan.experts.data_ranks(plan.mesh);
+    (2..=sharers).find(|few| sharers.is_multiple_of(*few)).unwrap_or(1)
+}
+
 /// How ranks of the mesh in small share experts.
 fn experts(plan: &Plan, mesh: Mesh) -> ExpertParallel {
-    let sharers = plan.experts.data_ranks(plan.mesh).min(2);
-    let takes_tp = plan.experts.takes_tp;
+    let (sharers, takes_tp) = (sharers_in_small(plan), plan.experts.takes_tp);
     ExpertParallel { ep: if takes_tp { mesh.tp * sharers } else { sharers }, takes_tp }
 }
 

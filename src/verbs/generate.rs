@@ -18,7 +18,7 @@ use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
 
 use crate::adapters::Adapters;
-use crate::argument::{PathArg, amount, finite, positive};
+use crate::argument::{PathArg, amount, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};
@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "N",
-        value_parser = positive,
+        value_parser = beams,
         conflicts_with_all = ["temperature", "top_k", "top_p", "seed"],
         help_heading = BEAMS
     )]
@@ -77,7 +77,7 @@ pub struct Args {
         long,
         value_name = "A",
         default_value = "1",
-        value_parser = finite,
+        value_parser = power,
         allow_negative_numbers = true,
         requires = "beams",
         help_heading = BEAMS
@@ -113,6 +113,25 @@ pub struct Args {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// Sequences that are searched side by side, at most. Chosen: far above any use; caches grow with
+/// them.
+const BEAMS_MAX: usize = 1024;
+/// The largest power of a length. Chosen: of any length it is finite.
+const POWER_MAX: f64 = 10.0;
+
+fn beams(text: &str) -> Result<usize, String> {
+    let beams = positive(text)?;
+    if beams > BEAMS_MAX { Err(format!("at most {BEAMS_MAX} are searched")) } else { Ok(beams) }
+}
+
+fn power(text: &str) -> Result<f64, String> {
+    let power = text.parse::<f64>().map_err(|_| "not a number".to_owned())?;
+    match power.abs() <= POWER_MAX {
+        true => Ok(power),
+        false => Err(format!("a number from -{POWER_MAX} to {POWER_MAX} is needed")),
+    }
 }
 
 /// Tokens that end a text, as tokenisers name them.
@@ -229,7 +248,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// Tokens that end a text: those that files beside the model name, and those of the tokeniser.
+/// Tokens that end a text: those of the tokeniser, and those that the first file beside the model
+/// names that names some.
 fn stops(folder: &Path, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<u32>, Failure> {
     let mut stops: Vec<u32> = STOPS.iter().filter_map(|stop| tokenizer.token(stop)).collect();
     for name in ["generation_config.json", "config.json"] {
@@ -241,9 +261,18 @@ fn stops(folder: &Path, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<u32>,
                 .help("mend the file, or take it away: it names the tokens that end a text")
         })?;
         let named = &config["eos_token_id"];
+        if named.is_null() {
+            continue;
+        }
         let all = named.as_array().map_or(std::slice::from_ref(named), Vec::as_slice);
-        let known = all.iter().filter_map(|token| u32::try_from(token.as_u64()?).ok());
-        stops.extend(known.filter(|token| (*token as usize) < vocab));
+        let known = all.iter().map(|token| u32::try_from(token.as_u64()?).ok());
+        let Some(known) = known.collect::<Option<Vec<u32>>>() else {
+            let headline = format!("`eos_token_id` is {named}, and no token");
+            let wrong = Diagnostic::error("E5021", Span::of(path.display().to_string()), headline);
+            return Err(wrong.help("write a number, or a list of numbers").into());
+        };
+        stops.extend(known.into_iter().filter(|token| (*token as usize) < vocab));
+        break;
     }
     stops.sort_unstable();
     stops.dedup();

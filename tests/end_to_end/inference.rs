@@ -343,7 +343,8 @@ fn the_likeliest_texts_are_found() {
         ("--beams 2 --top-k 3", 2, "--top-k"),
         ("--length-penalty 2", 2, "--beams"),
         ("--beams 0", 2, "--beams"),
-        ("--beams 2 --length-penalty inf", 2, "finite"),
+        ("--beams 100000000", 2, "at most 1024"),
+        ("--beams 2 --length-penalty inf", 2, "-10 to 10"),
         ("--beams 2", 6, "E5021"),
     ] {
         let output = scratch.run(&format!("{line} {wrong}"));

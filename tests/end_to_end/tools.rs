@@ -84,6 +84,7 @@ fn slices_of_experts_are_in_the_files_of_tools() {
         ("tp=2,ep=2,etp=2,dp=4", None),
         ("tp=2,ep=2,dp=4", Some("--expert-tensor-parallel-size 1")),
         ("tp=4,ep=8,dp=4", Some("--expert-tensor-parallel-size 1")),
+        ("tp=4,etp=1,dp=4", Some("--expert-tensor-parallel-size 1")),
         ("tp=4,ep=2,etp=2,dp=4", Some("--expert-tensor-parallel-size 2")),
     ] {
         let found = scratch.json(&format!("plan {asked} --fix {fixed} --json"));

@@ -136,6 +136,7 @@ impl Layer<'_> {
             let Some(sharding) = self.decisions.shardings.get(&name).cloned() else { continue };
             for axis in AXES {
                 self.check_value(value, &sharding, axis);
+                self.check_taken(value, &sharding, axis);
             }
             self.check_cuts(value, &name);
         }
@@ -181,6 +182,17 @@ impl Layer<'_> {
         let headline = format!("`{}` has no `%{first}`{more}, which the plan splits", self.name);
         let help = "a plan fits the model, length and version that it was made for: plan again";
         self.found.push(error("E3304", self.plan, headline).help(help));
+    }
+
+    /// A value that is cut over experts says nothing of axes that these have taken whole.
+    fn check_taken(&mut self, value: ValueId, sharding: &Sharding, axis: Axis) {
+        let is_taken = self.ranks(value, axis) == 1 && self.plan.mesh.size(axis) > 1;
+        if axis != Axis::Ep && is_taken && sharding.on(axis) != WHOLE {
+            let name = &self.function.value(value).name;
+            let headline = format!("`%{name}` of `{}` lies on {axis} in parts", self.name);
+            let note = format!("ep takes all of {axis} where values are cut over it");
+            self.found.push(error("E3304", self.plan, headline).note(note));
+        }
     }
 
     fn check_value(&mut self, value: ValueId, sharding: &Sharding, axis: Axis) {
@@ -361,7 +373,16 @@ impl Layer<'_> {
     fn check_sums(&mut self, primal: &Function, given: impl Iterator<Item = bool>) {
         let zeros = zeros(self.function);
         let results = self.function.results[..primal.results.len()].to_vec();
-        for (result, _) in results.into_iter().zip(given).filter(|(_, is_given)| *is_given) {
+        let given = results.into_iter().zip(given).filter(|(_, is_given)| *is_given);
+        let given: Vec<ValueId> = given.map(|(result, _)| result).collect();
+        // The ranks of `tp` have terms of all, or all of each.
+        let on_tp = |result: &ValueId| self.layout(*result, Axis::Tp);
+        if let Some(other) = given.iter().find(|result| on_tp(result) != on_tp(&given[0])) {
+            let [first, other] = [given[0], *other].map(|id| &self.function.value(id).name);
+            let headline = format!("`%{first}` and `%{other}` lie differently on tp");
+            self.report("E3306", headline);
+        }
+        for result in given {
             for axis in [Axis::Dp, Axis::Cp] {
                 let ranks = self.ranks(result, axis);
                 if ranks > 1 && self.layout(result, axis) != TERM && !zeros[result.index()] {

@@ -242,7 +242,10 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
 /// The ways in which `ep` ranks share experts. Those of our own programs: beside all ranks of `tp`,
 /// or over these first, with whole experts, where they share tokens equally.
 fn ways_to_share(domain: &SearchDomain, c: &Configuration, ep: u32) -> Vec<u32> {
-    if !domain.of_plans || domain.limits.fixed(Decision::Etp).is_some() {
+    let fixed = domain.limits.fixed(Decision::Etp).filter(|etp| *etp > 0);
+    // Plans have no text for parts of `tp`: they are priced where somebody asks for them.
+    let is_part = fixed.is_some_and(|etp| etp != 1 && etp != c.tp as usize);
+    if !domain.of_plans || is_part || domain.experts == 1 {
         return if may_slice_experts(domain, c, ep) { vec![ep] } else { Vec::new() };
     }
     let beside = (c.dp.saturating_mul(c.cp)).is_multiple_of(ep);
@@ -252,7 +255,10 @@ fn ways_to_share(domain: &SearchDomain, c: &Configuration, ep: u32) -> Vec<u32> 
     let open = Configuration { ep, etp: 0, ..c.clone() };
     let goes_without_saying = GANTLINE.experts.slices(&open) == 1;
     let with = if goes_without_saying { ep } else { 1 << COUNT_BITS | ep };
-    beside.then_some(ep).into_iter().chain(takes_tp.then_some(with)).collect()
+    let with = if fixed.is_some() { ep } else { with };
+    let may = |etp: u32| fixed.is_none_or(|fixed| fixed == etp as usize);
+    let beside = (beside && may(c.tp)).then_some(ep);
+    beside.into_iter().chain((takes_tp && may(1)).then_some(with)).collect()
 }
 
 /// Whether the fixed `etp` fits `ep`.

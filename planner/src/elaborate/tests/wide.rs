@@ -226,6 +226,41 @@ fn experts_are_split_and_their_gradients_summed_over_the_copies() {
 }
 
 /// A plan that differs from a legal one in one field is refused, and what is wrong is named.
+/// Where ranks of `tp` share experts, what is cut over these says nothing of `tp`, which cuts the
+/// tokens that they compute with.
+#[test]
+fn plans_whose_ranks_along_tp_share_experts_wrongly_are_refused() {
+    let module = planned(routed(), &Precision::uniform(DType::F32));
+    let cluster = cluster(1 << 30);
+    let meant = said("tp=2 ep=4 etp=1 pp=1 dp=4 mbs=1 sp", &module);
+    let found_in = |plan: &Plan| {
+        let mut found = check(&module, "loss", plan, &cluster);
+        found.retain(|one| !one.headline.starts_with("the mesh"));
+        found.iter().map(|one| format!("{} {}", one.code, one.headline)).collect::<Vec<_>>()
+    };
+    assert_eq!(found_in(&meant), [""; 0]);
+    let tokens = meant.functions["block"].shardings["mixed"].display(3);
+    assert_eq!(tokens, "[dim0 @ dp, dim1 @ tp, *]");
+    for (value, text, code, words) in [
+        ("gate", "[dim0 @ ep, dim1 @ tp]", "E3304", "`%gate` of `block` lies on tp in parts"),
+        ("down", "[dim0 @ ep] partial sum tp", "E3304", "`%down` of `block` lies on tp in parts"),
+        ("d.gate", "[dim0 @ ep, dim1 @ tp] partial sum dp", "E3304", "lies on tp in parts"),
+        ("gate", "[dim0 @ tp]", "E3306", "experts of `%gate` are cut over tp"),
+        ("mixed", "[dim0 @ dp]", "E3306", "`%mixed` of `block` is not cut by tokens over tp"),
+    ] {
+        let mut plan = meant.clone();
+        let block = plan.functions.get_mut("block").unwrap();
+        let sharding = Sharding::parse(text).unwrap();
+        assert!(block.shardings.insert(value.to_owned(), sharding).is_some(), "{value}");
+        let found = found_in(&plan);
+        let is_it = |one: &String| one.starts_with(code) && one.contains(words);
+        assert!(found.iter().any(is_it), "{value} {text}: {found:?}");
+    }
+    let mut uneven = meant.clone();
+    uneven.seq = 33;
+    assert!(found_in(&uneven).iter().any(|one| one.contains("and not 33 tokens equally")));
+}
+
 #[test]
 fn plans_that_share_tokens_or_experts_wrongly_are_refused() {
     let module = planned(routed(), &Precision::uniform(DType::F32));
@@ -283,8 +318,10 @@ fn plans_that_share_tokens_or_experts_wrongly_are_refused() {
     assert!(found.iter().any(is_it), "{found:?}");
     let wrong = elaborate(&"cp=2 ep=16 pp=1 dp=8".parse().unwrap(), &purpose(&module));
     assert_eq!(wrong.unwrap_err()[0].code, "E3101");
-    let wrong = elaborate(&"tp=2 ep=2".parse().unwrap(), &purpose(&module));
-    assert_eq!(wrong.unwrap_err()[0].code, "E3405");
+    for wrong in ["tp=2 ep=2", "tp=4 ep=2 etp=2 dp=2 sp", "tp=4 ep=2 etp=1 dp=2 sp", "tp=2 etp=1"] {
+        let found = elaborate(&wrong.parse().unwrap(), &purpose(&module));
+        assert_eq!(found.unwrap_err()[0].code, "E3405", "{wrong}");
+    }
     let plain = planned(gpt2(), &Precision::uniform(DType::F32));
     let wrong = elaborate(&"ep=2 dp=2".parse().unwrap(), &purpose(&plain)).unwrap_err();
     assert!(wrong[0].headline.contains("no layer"), "{wrong:?}");
