@@ -132,14 +132,6 @@ pub fn amount(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a flag that is a finite number.
-pub fn finite(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(number),
-        Ok(_) | Err(_) => Err("a finite number is needed".to_owned()),
-    }
-}
-
 /// Seconds of an hour.
 pub const HOUR_S: f64 = 3600.0;
 

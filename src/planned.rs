@@ -38,6 +38,8 @@ pub struct Wanted<'a> {
     pub seq: usize,
     /// The element type.
     pub dtype: Precision,
+    /// The adapters that are trained, where not all is.
+    pub lora: Option<Lora>,
     /// What is predicted.
     pub predictions: BTreeMap<String, Prediction>,
 }
@@ -68,7 +70,8 @@ impl Built {
     pub fn of(wanted: &Wanted<'_>) -> Result<Built, Failure> {
         let precision = types(wanted.dtype)?;
         let description = crate::resolve_quietly(wanted.model)?.description;
-        let (model, module) = build(&description, wanted.seq, precision, (wanted.target, None))?;
+        let (model, module) =
+            build(&description, wanted.seq, precision, (wanted.target, wanted.lora.as_ref()))?;
         Ok(Built { model, module, precision })
     }
 
@@ -85,7 +88,7 @@ impl Built {
             precision: self.precision,
             optimizer: job::ADAMW,
             clip: Some(1.0),
-            lora: None,
+            lora: wanted.lora.clone(),
             predictions: wanted.predictions.clone(),
         }
     }

@@ -163,6 +163,11 @@ fn whole_plan(args: &Args, text: &str, tool: Tool) -> Result<String, Failure> {
         let help = "no tool expresses them: plan again, and export that";
         return Err(Diagnostic::error("E5005", Span::of(source), headline).help(help).into());
     }
+    if let Some(lora) = read.plan.lora.as_ref().filter(|_| !args.lossy) {
+        let headline = format!("the plan trains adapters (`{lora}`), and tools' files all weights");
+        let help = "write `--lossy`, and the layout into the fine-tuning recipe";
+        return Err(Diagnostic::error("E5005", Span::of(source), headline).help(help).into());
+    }
     let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let layers = size(read.model.layer_count);
     let purpose =

@@ -536,10 +536,10 @@ fn whole_plan(
     chosen: &Chosen,
     held: &Result<Held, NotYet>,
 ) -> Result<String, Failure> {
-    if asked.lora.is_some() {
-        let headline = "plan files decide about models without adapters".to_owned();
+    if finalists::stores_in_few_bits(asked.lora.as_ref()) {
+        let headline = format!("plan files do not say {} yet", finalists::FEW_BITS);
         return Err(usage("--lora", headline)
-            .help("leave out -o and --plan: the answer stands")
+            .help("leave out -o and --plan: the answer stands; or leave out `weights=`")
             .into());
     }
     let Estimate { step_time_s, step_time_low_s, step_time_high_s, memory, .. } = chosen.estimate;
@@ -559,8 +559,11 @@ fn whole_plan(
         (name.to_owned(), Prediction { value, origin: origin.to_owned() })
     };
     let predictions = numbers.into_iter().map(prediction).collect();
-    let wanted = Wanted { predictions, ..subject.wanted(asked.model.path()) };
-    Ok(planned::plan(&chosen.configuration, &wanted)?.to_string())
+    let wanted = Wanted { predictions, ..subject.wanted(asked) };
+    // A plan's text means what our own executor does of a name.
+    let placement = subject.release().experts;
+    let name = placement.told(profile::GANTLINE.experts, &chosen.configuration);
+    Ok(planned::plan(&name, &wanted)?.to_string())
 }
 
 /// Decisions of a configuration that no program of this release carries out, in words.

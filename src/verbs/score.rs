@@ -30,7 +30,7 @@ use crate::planned::Wanted;
 use crate::verbs::assume::{self, Assumed};
 use crate::verbs::flags::Served;
 use crate::verbs::gpus::finalists::{
-    ADAPTERS, Beside, Programs, STATED, device_memory, memory_lines,
+    Beside, FEW_BITS, Programs, STATED, device_memory, memory_lines, stores_in_few_bits,
 };
 use crate::verbs::gpus::groups::Mixed;
 use crate::verbs::gpus::groups::page::{document, fits, page};
@@ -152,15 +152,15 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let words = words(args)?;
     let layout = layout(args, work.depth())?;
-    if let (None, Some(seq)) = (seq, layout.seq) {
-        Described { work, tokens, .. } = model(args, Some(seq))?;
+    let args = &with_adapters(args, &layout)?;
+    if seq.is_none() && layout.seq.is_some() || layout.lora.is_some() {
+        Described { work, tokens, .. } = model(args, count(seq).or(layout.seq))?;
     }
     let configuration = configuration(args, &words, layout.configuration.clone());
     check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
-    let of_tool = args.for_tool.and_then(|target| target.profile_on(&cluster));
-    let asked = named.or(of_tool);
+    let asked = named.or(args.for_tool.and_then(|target| target.profile_on(&cluster)));
     let profile = asked.or_else(|| layout.profile()).unwrap_or(profile::GANTLINE);
     let profile = profile.stating(args.assumed.stated()?);
     if args.served.is_inference()? {
@@ -224,6 +224,7 @@ fn wanted<'a>(
         global_batch_size: batch as usize,
         seq: tokens as usize,
         dtype,
+        lora: args.lora.clone(),
         predictions: Default::default(),
     }
 }
@@ -249,7 +250,7 @@ fn programs<'a>(
         (profile.name != profile::GANTLINE.name, format!("programs of {}", profile.name)),
         (args.for_tool.is_some(), "programs of other tools".to_owned()),
         (!profile.stated.is_empty(), STATED.to_owned()),
-        (args.lora.is_some(), ADAPTERS.to_owned()),
+        (stores_in_few_bits(args.lora.as_ref()), FEW_BITS.to_owned()),
     ];
     Programs::new(wanted, beside, &obstacles)
 }
@@ -367,6 +368,13 @@ fn over_groups(
 
 fn count(size: Option<usize>) -> Option<u32> {
     size.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// The same with the adapters of a plan in a file.
+fn with_adapters(args: &Args, layout: &Layout) -> Result<Args, Diagnostic> {
+    let source = args.from.as_ref().map_or(String::new(), PathArg::to_string);
+    let lora = layout.adapters(&source, args.lora.as_ref())?;
+    Ok(Args { lora, ..args.clone() })
 }
 
 /// The layout that a text or a file says, before flags override it.

@@ -157,6 +157,7 @@ fn the_closed_form_is_near_the_programs() {
             global_batch_size: 64,
             seq: seq as usize,
             dtype: DType::BF16.into(),
+            lora: None,
             predictions: Default::default(),
         };
         let on_gpus = PlansOf { target: cluster.target(), ..wanted.clone() };
@@ -242,6 +243,7 @@ fn the_closed_form_of_experts_is_near_the_programs() {
             global_batch_size: 64,
             seq: 2048,
             dtype: DType::BF16.into(),
+            lora: None,
             predictions: Default::default(),
         };
         let programs = Programs::new(wanted, Beside::of(&estimator), &[]);

@@ -19,6 +19,39 @@ use crate::model::{Wanted, plan, session};
 use crate::reference::Case;
 use crate::scratch::{Scratch, text};
 
+/// A plan for GPUs names its adapters: it is scored and explained with them, and refused beside
+/// others.
+#[test]
+fn plans_for_gpus_name_their_adapters() {
+    let scratch = Scratch::new("lora-gpus");
+    let asked = "llama-3.2-1b --cluster h100 --devices 8 --gbs 32 --seq 1024";
+    let lora = "rank=8,alpha=16,targets=q,v";
+    let answer = scratch.json(&format!("plan {asked} --lora {lora} -o a.plan --json"));
+    assert_eq!(answer["memory"]["from"], "compiled", "{}", answer["memory"]);
+    let text = std::fs::read_to_string(scratch.0.join("a.plan")).expect("a plan");
+    assert!(text.contains(&format!("\n  lora {lora}\n")), "{text}");
+    let score = "score llama-3.2-1b --cluster h100 --from a.plan";
+    let scored = scratch.json(&format!("{score} --json"));
+    assert_eq!(scored["step_time_s"], answer["step_time_s"]);
+    assert_eq!(scored["memory"]["total_bytes"], answer["memory"]["total_bytes"]);
+    let explain = "explain llama-3.2-1b --cluster h100 --plan a.plan";
+    assert!(scratch.answer(explain).contains("adapters 851,968 parameters are trained"));
+    scratch.answer("plan llama-3.2-1b --cluster h100 --devices 8 --gbs 32 --seq 1024 -o b.plan");
+    for (line, code, said) in [
+        (format!("{score} --lora rank=4"), 2, "E5006"),
+        (format!("{explain} --lora rank=4"), 2, "E5006"),
+        (format!("{} --lora {lora}", score.replace("a.plan", "b.plan")), 2, "no adapters"),
+        (format!("plan {asked} --lora {lora},weights=nf4 -o c.plan"), 2, "in few bits"),
+        ("export a.plan --to megatron".to_owned(), 6, "adapters"),
+    ] {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(said), "{line}: {errors}");
+    }
+    scratch.answer("export a.plan --to megatron --lossy");
+}
+
 /// The cases of `tests/reference/lora.py`.
 const CASES: [(&str, &str); 2] = [
     ("gpt2-tiny", "rank=4,alpha=6,targets=c_attn,c_proj,c_fc"),

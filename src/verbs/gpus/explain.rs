@@ -16,7 +16,7 @@ use planner::search::neighbours::searched_again;
 use planner::search::request::{Chosen, SearchResult, search};
 use serde_json::{Value, json};
 
-use super::{Subject, answer, groups, padding_line, plan_row, question};
+use super::{Subject, adapted, answer, groups, padding_line, plan_row, question};
 use crate::argument::PathArg;
 use crate::cache;
 use crate::documents::{self, Document};
@@ -46,7 +46,8 @@ pub fn explain_file(asked: &RequestFlags, path: &PathArg) -> Result<Exit, Failur
     let known = Known { layers, devices, global_batch, ..Known::default() };
     let layout = read::read_for(path, &text, Some(asked.model.path()), known)?;
     layout.note_remarks();
-    check_model(path, &layout.model, &work)?;
+    asked.lora = layout.adapters(path, asked.lora.as_ref())?;
+    check_model(path, &layout.model, &adapted(work, asked.lora.as_ref())?)?;
     let given = layout.configuration;
     let size = |number: Option<u32>| number.map(|number| number as usize);
     asked.gbs = asked.gbs.or(size(layout.global_batch));

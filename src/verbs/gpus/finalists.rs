@@ -1,9 +1,8 @@
 //! The memory of answers about GPUs: that of their compiled programs, wherever there are some.
 
-use std::path::Path;
-
 use codegen::executable::Features;
 use codegen::footprint::NotYet;
+use ir::lora::Lora;
 use kernels::Bytes;
 use planner::configuration::Configuration;
 use planner::estimate::memory::Memory;
@@ -61,10 +60,10 @@ impl<'a> Programs<'a> {
         let obstacles = [
             (subject.target.is_some(), format!("programs of {tool}")),
             (!subject.stated.is_empty(), STATED.to_owned()),
-            (asked.lora.is_some(), ADAPTERS.to_owned()),
+            (stores_in_few_bits(asked.lora.as_ref()), FEW_BITS.to_owned()),
         ];
         let beside = Beside::of(&subject.estimator()?);
-        Ok(Programs::new(subject.wanted(asked.model.path()), beside, &obstacles))
+        Ok(Programs::new(subject.wanted(asked), beside, &obstacles))
     }
 
     /// What is in the way of a plan, as far as its name says.
@@ -110,8 +109,13 @@ impl<'a> Programs<'a> {
 
 /// Says of a plan that facts of its executor are stated.
 pub const STATED: &str = "facts of the executor that `--assume` states";
-/// Says of a plan that it trains adapters.
-pub const ADAPTERS: &str = "low-rank adapters";
+/// Says of a plan that frozen weights are codes of few bits.
+pub const FEW_BITS: &str = "frozen weights that are stored in few bits";
+
+/// Whether frozen weights are stored in another type than products compute in.
+pub fn stores_in_few_bits(lora: Option<&Lora>) -> bool {
+    lora.is_some_and(|lora| lora.base.is_some())
+}
 
 /// Compiles the best plan of an answer. Where a time is minimised and its program does not fit, the
 /// answer becomes the next one that does.
@@ -223,15 +227,16 @@ pub fn oversized_lines(oversized: &[Oversized], have: f64) -> String {
 }
 
 impl Subject {
-    /// What plans of the subject are for, where MODEL is `model`.
-    pub fn wanted<'a>(&self, model: &'a Path) -> Wanted<'a> {
+    /// What plans of the subject are for, as it is asked about.
+    pub fn wanted<'a>(&self, asked: &'a RequestFlags) -> Wanted<'a> {
         Wanted {
-            model,
+            model: asked.model.path(),
             cluster: self.cluster.describe(),
             target: self.cluster.target(),
             global_batch_size: self.global_batch as usize,
             seq: self.seq as usize,
             dtype: self.dtype,
+            lora: asked.lora.clone(),
             predictions: Default::default(),
         }
     }

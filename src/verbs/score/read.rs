@@ -16,6 +16,7 @@ mod torchtitan;
 use std::path::Path;
 
 use ir::import::nearest;
+use ir::lora::Lora;
 use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, WORDS};
 use planner::estimate::profile::{self, Exchange, ExpertPlacement, GANTLINE, PROFILES, Profile};
@@ -93,6 +94,10 @@ pub struct Layout {
     pub dtype: Option<Precision>,
     /// The model's name and its parameters, if our own plan says so.
     pub model: Option<(String, u64)>,
+    /// Whether it is the text of a plan of ours, which decides all.
+    pub is_plan: bool,
+    /// The adapters that such a plan trains.
+    pub lora: Option<Lora>,
     /// Names of what it says beside.
     pub left_out: Vec<String>,
     /// How it was read, where that is not plain.
@@ -119,8 +124,8 @@ pub struct Overlap {
 impl Layout {
     /// A configuration of which nothing else is said.
     pub fn of(configuration: Configuration) -> Layout {
-        let (global_batch, seq, dtype, model, left_out, notes) = Default::default();
-        let (tool, overlap, executor) = ("gantline", None, None);
+        let (global_batch, seq, dtype, model, lora, left_out, notes) = Default::default();
+        let (tool, overlap, executor, is_plan) = ("gantline", None, None, false);
         Layout {
             tool,
             configuration,
@@ -128,11 +133,29 @@ impl Layout {
             seq,
             dtype,
             model,
+            is_plan,
+            lora,
             left_out,
             notes,
             overlap,
             executor,
         }
+    }
+
+    /// The adapters that it is asked about with: its own, or those that are asked for.
+    ///
+    /// # Errors
+    /// `E5006` where a plan has others than are asked for.
+    pub fn adapters(&self, path: &str, asked: Option<&Lora>) -> Result<Option<Lora>, Diagnostic> {
+        let Some(asked) = asked else { return Ok(self.lora.clone()) };
+        if !self.is_plan || self.lora.as_ref() == Some(asked) {
+            return Ok(Some(asked.clone()));
+        }
+        let own = self.lora.as_ref();
+        let own = own.map_or("no adapters".to_owned(), |lora| format!("`lora {lora}`"));
+        let headline = format!("the plan has {own}, and `--lora {asked}` is asked for");
+        let help = "leave out `--lora`, or plan again";
+        Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
     }
 
     /// The execution profile of the tool that reads such files, where it is another's.
@@ -204,6 +227,8 @@ pub fn read_for(
         dtype: Some(Precision::of_plan(&read.plan)),
         model: Some((read.plan.model.clone(), read.model.param_count())),
         notes: read.remark().into_iter().collect(),
+        is_plan: true,
+        lora: read.plan.lora.clone(),
         ..Layout::of(read.name.configuration)
     })
 }
