@@ -16,8 +16,7 @@ use ir::autodiff::gradient_name;
 use ir::precision::Precision;
 use ir::{Class, DType, Function, Kind, Module, Node, Op, Value, ValueId};
 
-use crate::epilogue::epilogues;
-use crate::specialise::{SAVED, depends_on, is_kept};
+use crate::specialise::{SAVED, depends_on, worth_keeping};
 
 /// Rounds what gradient functions save to the type that the precision says; nothing where that is
 /// the type in which they compute. O(nodes + operands).
@@ -32,8 +31,11 @@ pub(crate) fn round_saved(module: &mut Module, precision: &Precision) {
     let layers: Vec<(String, usize)> =
         layers.map(|f| (gradient_name(&f.name), f.param_count)).collect();
     for (name, primal_params) in layers {
-        if let Some(gradient) = module.functions.iter_mut().find(|f| f.name == name) {
-            *gradient = Rounding::of(gradient, primal_params, precision.saved).run();
+        if let Some(at) = module.functions.iter().position(|f| f.name == name) {
+            let worth = worth_keeping(&module.functions[at], module);
+            let rounding =
+                Rounding::of(&module.functions[at], worth, primal_params, precision.saved);
+            module.functions[at] = rounding.run();
         }
     }
 }
@@ -54,16 +56,19 @@ struct Rounding<'f> {
 }
 
 impl<'f> Rounding<'f> {
-    fn of(source: &'f Function, primal_params: usize, saved: DType) -> Rounding<'f> {
-        let sums = epilogues(source);
-        let worth = |(at, node): (usize, &Node)| is_kept(&node.op) || sums.contains_key(&at);
+    fn of(
+        source: &'f Function,
+        worth: Vec<bool>,
+        primal_params: usize,
+        saved: DType,
+    ) -> Rounding<'f> {
         let is_cotangent = |id: ValueId| (primal_params..source.param_count).contains(&id.index());
         Rounding {
             source,
             made: Function { nodes: Vec::new(), ..source.clone() },
             saved,
             producers: source.producers(),
-            worth: source.nodes.iter().enumerate().map(worth).collect(),
+            worth,
             late: depends_on(source, is_cotangent),
             read: vec![None; source.values.len()],
             names: source.values.iter().map(|value| value.name.clone()).collect(),
@@ -127,6 +132,10 @@ impl<'f> Rounding<'f> {
 
     /// What a node that is recomputed yields of rounded operands.
     fn recompute(&mut self, node: &Node, value: ValueId) -> ValueId {
+        // A composite reads what is not rounded, as its gradient does.
+        if node.op.class() == Class::Call {
+            return value;
+        }
         let operands: Vec<ValueId> = node.operands.iter().map(|o| self.read(*o)).collect();
         if operands == node.operands {
             return value;

@@ -2,8 +2,9 @@
 //!
 //! Both are slices of one function, so that what is recomputed is the very same node. Products,
 //! calls, look-ups and reductions that the forward pass needs itself are kept where the plan keeps;
-//! elementwise nodes and views are recomputed, as they fuse into their readers; a gather is
-//! repeated rather than its result kept.
+//! elementwise nodes and views are recomputed, as they fuse into their readers, and so are calls of
+//! elementwise composites that only such nodes read (the gate of SwiGLU, not the GELU that a product
+//! reads); a gather is repeated rather than its result kept.
 
 use ir::op::Collective;
 use ir::plan::Keep;
@@ -73,11 +74,11 @@ pub fn specialise(
     let early = needed(gradient, &gradient.results[..primal_results]);
     let kept = match keep {
         Keep::None => Vec::new(),
-        Keep::Full => kept_values(gradient, [&early, &late], backward_results, |_| false),
+        Keep::Full => kept_values(gradient, module, [&early, &late], backward_results, |_| false),
         Keep::AllButAttention => {
             let attended = attended(gradient, module);
             let is_attended = |node: &Node| attended[node.results[0].index()];
-            kept_values(gradient, [&early, &late], backward_results, is_attended)
+            kept_values(gradient, module, [&early, &late], backward_results, is_attended)
         }
     };
     // A kept value that is a result anyway is not stored twice.
@@ -98,7 +99,10 @@ pub fn specialise(
         let results = backward_results.iter().enumerate();
         results.filter(|(at, _)| is_late(*at) == wanted).map(|(_, result)| *result).collect()
     });
-    let passed = if late.is_empty() { Vec::new() } else { passed(gradient, &inputs, &soon, &late) };
+    let passed = match late.is_empty() {
+        true => Vec::new(),
+        false => passed((gradient, module), &inputs, &soon, &late),
+    };
     let soon = [&soon[..], &passed].concat();
     let (backward, backward_inputs) =
         slice(gradient, &format!("{}.backward", gradient.name), &inputs, &soon);
@@ -124,13 +128,13 @@ pub fn specialise(
 /// The values on the way from `inputs` to the results `soon` that the results `late` need, and that
 /// are worth keeping until then, in order of definition.
 fn passed(
-    function: &Function,
+    (function, module): (&Function, &Module),
     inputs: &[ValueId],
     soon: &[ValueId],
     late: &[ValueId],
 ) -> Vec<ValueId> {
     let producers = function.producers();
-    let sums = epilogues(function);
+    let worth = worth_keeping(function, module);
     let walk = |results: &[ValueId], stops: &dyn Fn(ValueId, usize) -> bool| {
         let mut seen = vec![false; function.values.len()];
         let mut work = results.to_vec();
@@ -150,8 +154,7 @@ fn passed(
         (seen, found)
     };
     let (is_made, _) = walk(soon, &|_, _| false);
-    let is_worth = |at: usize| is_kept(&function.nodes[at].op) || sums.contains_key(&at);
-    let (_, mut passed) = walk(late, &|value, at| is_made[value.index()] && is_worth(at));
+    let (_, mut passed) = walk(late, &|value, at| is_made[value.index()] && worth[at]);
     passed.sort();
     passed
 }
@@ -214,12 +217,13 @@ fn needed(function: &Function, results: &[ValueId]) -> Vec<bool> {
 /// The values that the backward half reads and that are worth keeping, in order of definition.
 fn kept_values(
     function: &Function,
+    module: &Module,
     [early, late]: [&[bool]; 2],
     results: &[ValueId],
     is_recomputed: impl Fn(&Node) -> bool,
 ) -> Vec<ValueId> {
     let producers = function.producers();
-    let sums = epilogues(function);
+    let worth = worth_keeping(function, module);
     let mut seen = vec![false; function.values.len()];
     let mut kept = Vec::new();
     let mut work = results.to_vec();
@@ -230,7 +234,7 @@ fn kept_values(
         let Some(at) = producers[value.index()] else { continue };
         let node = &function.nodes[at];
         // A product that adds to its result does not leave what it adds to.
-        let is_worth = early[value.index()] && (is_kept(&node.op) || sums.contains_key(&at));
+        let is_worth = early[value.index()] && worth[at];
         let is_saved = !late[value.index()] && function.value(value).name.ends_with(SAVED);
         if (is_worth || is_saved) && !is_recomputed(node) {
             kept.push(value);
@@ -242,8 +246,45 @@ fn kept_values(
     kept
 }
 
-/// Whether what an op yields is worth keeping for the backward pass.
-pub(crate) fn is_kept(op: &Op) -> bool {
+/// For each node, whether what it yields is worth keeping for the backward pass.
+/// O(nodes + operands).
+pub(crate) fn worth_keeping(function: &Function, module: &Module) -> Vec<bool> {
+    let sums = epilogues(function);
+    let fuses =
+        |node: &Node| node.op.class() == Class::Elementwise || is_elementwise_call(node, module);
+    let mut is_read_by_others = vec![false; function.values.len()];
+    let others = function.nodes.iter().filter(|node| !fuses(node)).flat_map(|node| &node.operands);
+    others.chain(&function.results).for_each(|value| is_read_by_others[value.index()] = true);
+    let is_fused = |node: &Node| {
+        let reads = node.results.iter().any(|result| is_read_by_others[result.index()]);
+        is_elementwise_call(node, module) && !reads
+    };
+    let worth =
+        |(at, node): (usize, &Node)| is_kept(&node.op) && !is_fused(node) || sums.contains_key(&at);
+    function.nodes.iter().enumerate().map(worth).collect()
+}
+
+/// Whether a node calls a composite that is computed element by element, and draws nothing.
+fn is_elementwise_call(node: &Node, module: &Module) -> bool {
+    let Some(callee) = node.callee().and_then(|callee| module.function(callee)) else {
+        return false;
+    };
+    let is_simple = |node: &Node| match node.op.class() {
+        Class::Elementwise | Class::View => true,
+        Class::Source => matches!(node.op, Op::Constant { .. }),
+        Class::Product
+        | Class::Reduction
+        | Class::Scan
+        | Class::Join
+        | Class::Indexed
+        | Class::Call
+        | Class::Collective => false,
+    };
+    matches!(callee.kind, Kind::Composite { .. }) && callee.nodes.iter().all(is_simple)
+}
+
+/// Whether what an op yields is worth keeping for the backward pass, whoever reads it.
+fn is_kept(op: &Op) -> bool {
     match op.class() {
         Class::Product
         | Class::Reduction

@@ -320,8 +320,8 @@ fn narrow_gradients_train_and_resume_bit_for_bit() {
 /// read was kept or computed a second time.
 #[test]
 fn saved_activations_are_rounded_kept_or_not() {
-    let seq = 33;
-    let (tokens, labels) = batch(3, 2, seq, 259);
+    let (seq, samples) = (33, 8);
+    let (tokens, labels) = batch(3, samples, seq, 259);
     for (description, saved) in [(llama(), DType::BF16), (gpt2(), DType::F16)] {
         let name = &description.name;
         let step = |saved: DType, keep: Keep| {
@@ -330,7 +330,7 @@ fn saved_activations_are_rounded_kept_or_not() {
             let (model, module) = prepared_as(&description, seq, &precision);
             let wanted = Wanted {
                 mesh: ONE,
-                microbatch_size: 2,
+                microbatch_size: samples,
                 microbatch_count: 1,
                 keep,
                 sequence: false,

@@ -179,7 +179,7 @@ impl Lowering<'_> {
             recomputed.add(self.profile.selective, item, &part);
             sum.add(&part);
             sum.saved += self.kept_result(items, at, &part);
-            sum.saved -= self.norm_result(items, at, &part);
+            sum.saved -= self.row_result(items, at, &part);
             working = working.max(part.working);
             room = room.max(part.room);
             freed = freed.max(part.freed);
@@ -227,20 +227,22 @@ impl Lowering<'_> {
         }
     }
 
-    /// Bytes of the input that a product or an adapter keeps, where that is the result of a norm,
-    /// which is recomputed.
-    fn norm_result(&self, items: &[Item], at: usize, part: &Lowered) -> f64 {
-        let is_norm = |item: Option<&Item>| matches!(item, Some(Item::Norm { .. }));
+    /// Bytes of the input that a product or an adapter keeps, where that is the result of a norm or
+    /// of a gate, which is recomputed.
+    fn row_result(&self, items: &[Item], at: usize, part: &Lowered) -> f64 {
+        let is_row = |item: Option<&Item>| {
+            matches!(item, Some(Item::Norm { .. } | Item::Activation { gated: true, .. }))
+        };
         let is_product = |item: &Item| matches!(item, Item::Product { .. } | Item::Adapter { .. });
         let before = &items[..at];
         if !self.profile.recomputes_rows {
             return 0.0;
         }
-        if matches!(items[at], Item::Product { .. }) && is_norm(before.last()) {
+        if matches!(items[at], Item::Product { .. }) && is_row(before.last()) {
             return part.saved;
         }
         let Item::Adapter { k, .. } = items[at] else { return 0.0 };
-        if is_norm(before.iter().rfind(|item| !is_product(item))) {
+        if is_row(before.iter().rfind(|item| !is_product(item))) {
             (self.stream_tokens() * f64::from(k) * self.e()).min(part.saved)
         } else {
             0.0
