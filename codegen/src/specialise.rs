@@ -3,8 +3,9 @@
 //! Both are slices of one function, so that what is recomputed is the very same node. Products,
 //! calls, look-ups and reductions that the forward pass needs itself are kept where the plan keeps;
 //! elementwise nodes and views are recomputed, as they fuse into their readers, and so are calls of
-//! elementwise composites that only such nodes read (the gate of SwiGLU, not the GELU that a product
-//! reads); a gather is repeated rather than its result kept.
+//! elementwise composites that only such nodes read (the gate of SwiGLU, not a GELU that a product
+//! reads); a gather is repeated rather than its result kept. Of several kept values that nothing
+//! reads but what is computed of them element by element, that is kept.
 
 use ir::op::Collective;
 use ir::plan::Keep;
@@ -72,13 +73,14 @@ pub fn specialise(
     let backward_results = &gradient.results[primal_results..];
     // What the forward half does not compute for itself is left to the backward half.
     let early = needed(gradient, &gradient.results[..primal_results]);
+    let keeping =
+        Keeping { function: gradient, module, early: &early, late: &late, primal_results };
     let kept = match keep {
         Keep::None => Vec::new(),
-        Keep::Full => kept_values(gradient, module, [&early, &late], backward_results, |_| false),
+        Keep::Full => keeping.values(|_| false),
         Keep::AllButAttention => {
             let attended = attended(gradient, module);
-            let is_attended = |node: &Node| attended[node.results[0].index()];
-            kept_values(gradient, module, [&early, &late], backward_results, is_attended)
+            keeping.values(|node| attended[node.results[0].index()])
         }
     };
     // A kept value that is a result anyway is not stored twice.
@@ -214,46 +216,109 @@ fn needed(function: &Function, results: &[ValueId]) -> Vec<bool> {
     needed
 }
 
-/// The values that the backward half reads and that are worth keeping, in order of definition.
-fn kept_values(
-    function: &Function,
-    module: &Module,
-    [early, late]: [&[bool]; 2],
-    results: &[ValueId],
-    is_recomputed: impl Fn(&Node) -> bool,
-) -> Vec<ValueId> {
-    let producers = function.producers();
-    let worth = worth_keeping(function, module);
-    let mut seen = vec![false; function.values.len()];
-    let mut kept = Vec::new();
-    let mut work = results.to_vec();
-    while let Some(value) = work.pop() {
-        if std::mem::replace(&mut seen[value.index()], true) {
-            continue;
+/// What is kept of a gradient function's forward half for its backward half.
+struct Keeping<'a> {
+    function: &'a Function,
+    module: &'a Module,
+    /// For each value, whether the forward half computes it for itself.
+    early: &'a [bool],
+    /// For each value, whether it depends on a cotangent.
+    late: &'a [bool],
+    primal_results: usize,
+}
+
+impl Keeping<'_> {
+    /// The values that the backward half reads and that are worth keeping, in order of definition.
+    fn values(&self, is_recomputed: impl Fn(&Node) -> bool) -> Vec<ValueId> {
+        let Keeping { function, module, early, late, .. } = *self;
+        let producers = function.producers();
+        let worth = worth_keeping(function, module);
+        let mut seen = vec![false; function.values.len()];
+        let mut kept = Vec::new();
+        let mut runs = vec![false; function.nodes.len()];
+        let mut work = function.results[self.primal_results..].to_vec();
+        while let Some(value) = work.pop() {
+            if std::mem::replace(&mut seen[value.index()], true) {
+                continue;
+            }
+            let Some(at) = producers[value.index()] else { continue };
+            let node = &function.nodes[at];
+            // A product that adds to its result does not leave what it adds to.
+            let is_worth = early[value.index()] && worth[at];
+            let is_saved = !late[value.index()] && function.value(value).name.ends_with(SAVED);
+            if (is_worth || is_saved) && !is_recomputed(node) {
+                kept.push(value);
+            } else {
+                runs[at] = true;
+                work.extend(&node.operands);
+            }
         }
-        let Some(at) = producers[value.index()] else { continue };
-        let node = &function.nodes[at];
-        // A product that adds to its result does not leave what it adds to.
-        let is_worth = early[value.index()] && worth[at];
-        let is_saved = !late[value.index()] && function.value(value).name.ends_with(SAVED);
-        if (is_worth || is_saved) && !is_recomputed(node) {
-            kept.push(value);
-        } else {
-            work.extend(&node.operands);
+        self.join(&mut runs, &mut kept);
+        kept.sort();
+        kept
+    }
+
+    /// Keeps what is computed element by element of several kept values, in place of those of them
+    /// that nothing else reads, where it takes less: the sum of a product and of an adapter's.
+    /// `runs` are the nodes of the backward half. O(nodes²).
+    fn join(&self, runs: &mut [bool], kept: &mut Vec<ValueId>) {
+        let Keeping { function, module, early, late, primal_results } = *self;
+        let (primal, gradients) = function.results.split_at(primal_results);
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); function.values.len()];
+        for (at, node) in function.nodes.iter().enumerate().filter(|(at, _)| runs[*at]) {
+            node.operands.iter().for_each(|operand| readers[operand.index()].push(at));
+        }
+        let fuses = |at: usize| {
+            let node = &function.nodes[at];
+            let is_view = node.op.class() == Class::View;
+            let is_early = node.results.iter().all(|r| !late[r.index()] && !gradients.contains(r));
+            is_early && (is_view || is_elementwise(node, module))
+        };
+        // What is a result of the forward half anyway takes nothing.
+        let bytes = |value: &ValueId| match primal.contains(value) {
+            true => 0,
+            false => function.ty(*value).bytes().unwrap_or(0),
+        };
+        for last in (0..function.nodes.len()).rev().filter(|at| fuses(*at)) {
+            let [result] = function.nodes[last].results[..] else { continue };
+            if !runs[last] || !early[result.index()] {
+                continue;
+            }
+            let mut is_inside = vec![false; function.nodes.len()];
+            is_inside[last] = true;
+            let read_inside = |value: &ValueId, is_inside: &[bool]| {
+                let readers = &readers[value.index()];
+                !readers.is_empty() && readers.iter().all(|reader| is_inside[*reader])
+            };
+            for at in (0..last).rev().filter(|at| runs[*at] && fuses(*at)) {
+                is_inside[at] =
+                    function.nodes[at].results.iter().all(|r| read_inside(r, &is_inside));
+            }
+            let (inside, others): (Vec<ValueId>, Vec<ValueId>) =
+                kept.iter().partition(|value| read_inside(value, &is_inside));
+            if inside.iter().map(bytes).sum::<u64>() <= bytes(&result) {
+                continue;
+            }
+            *kept = others;
+            kept.push(result);
+            let inside = (0..=last).filter(|at| is_inside[*at]);
+            inside.for_each(|at| runs[at] = false);
+            let stay = |reader: &usize| !is_inside[*reader];
+            readers.iter_mut().for_each(|readers| readers.retain(stay));
         }
     }
-    kept.sort();
-    kept
 }
 
 /// For each node, whether what it yields is worth keeping for the backward pass.
 /// O(nodes + operands).
 pub(crate) fn worth_keeping(function: &Function, module: &Module) -> Vec<bool> {
     let sums = epilogues(function);
-    let fuses =
-        |node: &Node| node.op.class() == Class::Elementwise || is_elementwise_call(node, module);
     let mut is_read_by_others = vec![false; function.values.len()];
-    let others = function.nodes.iter().filter(|node| !fuses(node)).flat_map(|node| &node.operands);
+    let others = function
+        .nodes
+        .iter()
+        .filter(|node| !is_elementwise(node, module))
+        .flat_map(|node| &node.operands);
     others.chain(&function.results).for_each(|value| is_read_by_others[value.index()] = true);
     let is_fused = |node: &Node| {
         let reads = node.results.iter().any(|result| is_read_by_others[result.index()]);
@@ -262,6 +327,11 @@ pub(crate) fn worth_keeping(function: &Function, module: &Module) -> Vec<bool> {
     let worth =
         |(at, node): (usize, &Node)| is_kept(&node.op) && !is_fused(node) || sums.contains_key(&at);
     function.nodes.iter().enumerate().map(worth).collect()
+}
+
+/// Whether a node is computed element by element, so that it fuses into what reads it.
+fn is_elementwise(node: &Node, module: &Module) -> bool {
+    node.op.class() == Class::Elementwise || is_elementwise_call(node, module)
 }
 
 /// Whether a node calls a composite that is computed element by element, and draws nothing.

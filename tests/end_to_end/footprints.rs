@@ -5,6 +5,7 @@ use std::path::Path;
 
 use gantline::planned::Wanted as PlansOf;
 use gantline::verbs::gpus::finalists::{Beside, Programs};
+use ir::lora::Lora;
 use ir::plan::{Keep, Place, Schedule, Zero};
 use ir::precision::Precision;
 use ir::{DType, Mesh, Module, Plan};
@@ -264,6 +265,45 @@ fn the_closed_form_of_experts_is_near_the_programs() {
         }
     }
     assert!(compared > 44, "{compared} plans");
+}
+
+/// Likewise where adapters are trained: what frozen weights are multiplied by is not kept, and of
+/// the sums of products and of adapters' nothing but these.
+#[test]
+fn the_closed_form_of_adapters_is_near_the_programs() {
+    let cluster = Cluster::load("h100").expect("a preset");
+    for (model, seq, lora) in [
+        ("llama-3.2-1b", 2048, "rank=8"),
+        ("llama-3-8b", 2048, "rank=16,targets=all-linear"),
+        ("qwen2.5-7b", 2048, "rank=16"),
+        ("gpt2-large", 1024, "rank=8,targets=c_attn"),
+    ] {
+        let lora: Lora = lora.parse().expect("adapters");
+        let work = described(model, Some(seq)).expect("a preset").work;
+        let work = work.with_adapters(&lora).expect("the model has the targets");
+        let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+        let estimator = Estimator::over(8, &work, &cluster, GANTLINE, job).expect("GPUs");
+        let wanted = PlansOf {
+            model: Path::new(model),
+            cluster: "h100".to_owned(),
+            target: cluster.target(),
+            global_batch_size: 64,
+            seq: seq as usize,
+            dtype: DType::BF16.into(),
+            lora: Some(lora),
+            predictions: Default::default(),
+        };
+        let programs = Programs::new(wanted, Beside::of(&estimator), &[]);
+        for layout in ["dp=8 mbs=1", "tp=2 dp=4 mbs=1 sp", "dp=8 mbs=1 recompute=full"] {
+            let estimate = estimator.estimate(&layout.parse().expect("a name"));
+            let estimate = estimate.expect("a layout that fits the model");
+            let held = programs.held(&estimate.configuration).expect("it is compiled").memory();
+            let ratio = estimate.memory.activations_bytes / held.activations_bytes;
+            assert!((0.96..1.04).contains(&ratio), "{model} {layout}: {ratio}");
+            let all = estimate.memory.total_bytes() / held.total_bytes();
+            assert!((0.98..1.02).contains(&all), "{model} {layout}: {all}");
+        }
+    }
 }
 
 fn bytes(value: &Value) -> u64 {
