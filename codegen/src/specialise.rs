@@ -259,8 +259,9 @@ impl Keeping<'_> {
     }
 
     /// Keeps what is computed element by element of several kept values, in place of those of them
-    /// that nothing else reads, where it takes less: the sum of a product and of an adapter's.
-    /// `runs` are the nodes of the backward half. O(nodes²).
+    /// that nothing else reads, where it takes half as much: the sum of a product and of an
+    /// adapter's. Where it takes little less, writing it would cost more than it saves. `runs` are
+    /// the nodes of the backward half. O(nodes²).
     fn join(&self, runs: &mut [bool], kept: &mut Vec<ValueId>) {
         let Keeping { function, module, early, late, primal_results } = *self;
         let (primal, gradients) = function.results.split_at(primal_results);
@@ -296,7 +297,7 @@ impl Keeping<'_> {
             }
             let (inside, others): (Vec<ValueId>, Vec<ValueId>) =
                 kept.iter().partition(|value| read_inside(value, &is_inside));
-            if inside.iter().map(bytes).sum::<u64>() <= bytes(&result) {
+            if inside.iter().map(bytes).sum::<u64>() < 2 * bytes(&result).max(1) {
                 continue;
             }
             *kept = others;

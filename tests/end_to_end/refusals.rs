@@ -214,7 +214,7 @@ fn no_has_a_reason() {
 #[test]
 fn no_is_a_document() {
     let scratch = Scratch::new("no-document");
-    let asked = "llama-3-8b --cluster rtx4090 --devices 4 --gbs 16 --seq 2048 --forbid offload";
+    let asked = "mistral-7b --cluster rtx4090 --devices 4 --gbs 16 --seq 2048 --forbid offload";
     let tight = "gpt2-mini --ranks 2 --max memory=1MiB";
     for (line, code) in [
         (format!("plan {asked}"), "E3201"),
@@ -254,7 +254,7 @@ fn no_is_a_document() {
     let told = scratch.run(&format!("plan {asked} --json")).stdout;
     let told: Value = serde_json::from_slice(&told).expect("a document");
     let near = &told["nearest"][0];
-    let score = "score llama-3-8b --cluster rtx4090 --gbs 16 --seq 2048";
+    let score = "score mistral-7b --cluster rtx4090 --gbs 16 --seq 2048";
     let (code, _, _) = with(&scratch, score, "--config", near["text"].as_str().expect("a plan"));
     assert_eq!(code, Some(0), "{near:#}");
     // The fewest devices that are enough have a reason where there are none.

@@ -41,13 +41,15 @@ fn attributes_of(head: &str) -> Option<(usize, &'static [&'static str])> {
         "reduce" => (1, &["dims"]),
         "cumulative" | "sort" => (1, &["dim"]),
         "all_reduce" => (1, &["axis"]),
-        "cast" | "reshape" => (0, &[]),
+        "cast" => (1, &[]),
+        "reshape" => (0, &[]),
         "iota" | "gather" | "scatter_add" | "scatter" => (0, &["dim", "start"]),
         "random" => (0, &["salt", "start", "extent", "per_sample", "bits"]),
         "fold_key" => (0, &["salt"]),
         "conv" => (0, &["stride", "before", "after", "dilation", "spread", "x", "w", "y"]),
         "prod" | "reverse" => (0, &["dims"]),
-        "argmax" | "concat" | "dynamic_update_slice" | "dynamic_slice" => (0, &["dim"]),
+        "argmax" | "concat" | "dynamic_update_slice" => (0, &["dim"]),
+        "dynamic_slice" => (0, &["dim", "size"]),
         "top_k" => (0, &["dim", "count"]),
         "transpose" => (0, &["perm"]),
         "broadcast" => (0, &["new"]),
@@ -91,7 +93,13 @@ pub(super) fn build_op(
         }
         "random" => random_op(attrs, declared?)?,
         "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
-        "cast" => Op::Cast { dtype: dtype()? },
+        "cast" => {
+            let said = bare_word().and_then(|word| word.parse::<DType>().ok());
+            if bare.is_some() && said != dtype() {
+                return None;
+            }
+            Op::Cast { dtype: dtype()? }
+        }
         "contract" => {
             let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
                 a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
@@ -181,7 +189,12 @@ pub(super) fn build_op(
         "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
         "dynamic_slice" => {
             let dim = attrs.dim("dim", first()?)?;
-            Op::DynamicSlice { dim, size: declared?.dims.get(dim)?.clone() }
+            let size = declared?.dims.get(dim)?.clone();
+            let is_said = attrs.named.contains_key("size");
+            if is_said && attrs.integer("size")? != size.as_constant()? {
+                return None;
+            }
+            Op::DynamicSlice { dim, size }
         }
         "call" => Op::Call { function: bare_word()?.to_owned() },
         "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,

@@ -185,7 +185,7 @@ fn what_is_found_scores_the_same() {
     shape.seq = 8192;
     let work = shape.workload().unwrap();
     let cluster = cluster(&[("h100", 1), ("a100", 1)]);
-    let asked = asked(&work, &cluster, 48, &["pp=1"]);
+    let asked = asked(&work, &cluster, 48, &["pp=1", "mbs=1"]);
     let found = share(&asked).unwrap();
     let layout = |share: &Share| Some(share.chosen.as_ref()?.configuration.clone());
     let layouts: Vec<_> = found.shares.iter().map(layout).collect();
