@@ -93,13 +93,7 @@ pub(super) fn build_op(
         }
         "random" => random_op(attrs, declared?)?,
         "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
-        "cast" => {
-            let said = bare_word().and_then(|word| word.parse::<DType>().ok());
-            if bare.is_some() && said != dtype() {
-                return None;
-            }
-            Op::Cast { dtype: dtype()? }
-        }
+        "cast" => Op::Cast { dtype: dtype_of(bare, dtype()?)? },
         "contract" => {
             let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
                 a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
@@ -189,12 +183,7 @@ pub(super) fn build_op(
         "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
         "dynamic_slice" => {
             let dim = attrs.dim("dim", first()?)?;
-            let size = declared?.dims.get(dim)?.clone();
-            let is_said = attrs.named.contains_key("size");
-            if is_said && attrs.integer("size")? != size.as_constant()? {
-                return None;
-            }
-            Op::DynamicSlice { dim, size }
+            Op::DynamicSlice { dim, size: size_of(attrs, declared?.dims.get(dim)?)? }
         }
         "call" => Op::Call { function: bare_word()?.to_owned() },
         "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,
@@ -219,6 +208,21 @@ pub(super) fn build_op(
         }
         _ => return None,
     })
+}
+
+/// The declared type, if the word that may stand before the operand is it.
+fn dtype_of(bare: Option<&Attr>, declared: DType) -> Option<DType> {
+    let said = bare.map(|attr| if let Attr::Word(word) = attr { word.parse().ok() } else { None });
+    said.is_none_or(|said| said == Some(declared)).then_some(declared)
+}
+
+/// The declared size, if the one that may be said is it.
+fn size_of(attrs: &Attrs, declared: &Dim) -> Option<Dim> {
+    let is_it = match attrs.named.contains_key("size") {
+        true => attrs.integer("size")? == declared.as_constant()?,
+        false => true,
+    };
+    is_it.then(|| declared.clone())
 }
 
 /// Lists that are not there are of ones, or of zeros for the padding.

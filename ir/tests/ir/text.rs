@@ -110,6 +110,18 @@ fn attributes_that_an_op_does_not_have_are_refused() {
         let found = parse_module("text", &text).unwrap_err();
         assert_eq!((found[0].code, found[0].headline.as_str()), ("E1001", said), "{line}");
     }
+    // What is declared may be said again.
+    for (line, is_read) in [
+        ("f32[1] = dynamic_slice dim=0 size=1 %x %n", true),
+        ("f32[1] = dynamic_slice dim=0 size=2 %x %n", false),
+        ("f64[2] = cast f64 %x", true),
+        ("f64[2] = cast f32 %x", false),
+    ] {
+        let text = format!(
+            "module m\n  func @f(%x: f32[2], %n: i32[]) {{\n    %y: {line}\n    return %y\n  }}\n"
+        );
+        assert_eq!(parse_module("text", &text).is_ok(), is_read, "{line}");
+    }
 }
 
 /// Inputs that once crashed, or are likely to.
