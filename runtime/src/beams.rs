@@ -321,7 +321,7 @@ mod tests {
         std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
     }
 
-    /// As many beams as there are sequences find the best of all of them, whatever the penalty.
+    /// With as many beams as sequences the search is exhaustive, whatever the penalty.
     #[test]
     fn wide_searches_find_the_best_of_all_sequences() {
         for seed in base()..base() + 20 {
