@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use codegen::calls::Calls;
 use codegen::compile::Compiled;
@@ -23,11 +23,12 @@ use ir::precision::Precision;
 use ir::sharding::pieces;
 use ir::{DType, Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
 use planner::link::Link;
-use planner::shard::{Rates, Request, shard};
+use planner::shard::{self, Rates};
 use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::decode::Decoder;
 use runtime::execute::{self, Classes, Session};
 use runtime::generate::{Ending, Sampling};
+use runtime::in_flight::{self, Continuation, Request};
 use runtime::trace::Tracing;
 
 use crate::failure::Failure;
@@ -52,9 +53,9 @@ const RATES: Rates = Rates {
 pub struct Options {
     /// Tokens of a prompt and its continuation, at most.
     pub capacity: usize,
-    /// Sequences that are read at once, at least one.
+    /// Sequences that go on side by side, at least one. Prompts are read one by one.
     pub sequences: usize,
-    /// The grid of ranks. Along `dp` all ranks do the same.
+    /// The grid of ranks. Along `dp` there are replicas, each with requests of its own.
     pub mesh: Mesh,
     /// The element type of weights, caches and activations.
     pub dtype: DType,
@@ -66,7 +67,8 @@ pub struct Options {
 pub struct Generator {
     model: Model,
     plan: Plan,
-    decoder: Decoder,
+    /// One of each replica.
+    decoders: Vec<Decoder>,
 }
 
 impl Generator {
@@ -95,28 +97,37 @@ impl Generator {
             model.get_or_insert(found);
         }
         let model = model.expect("there is an entry for one token");
-        let plan =
-            plan_forward(&modules[0].1, DECODE, options.mesh, options.sequences, 1, precision)?;
-        let entries: Vec<Forward<'_>> = modules
-            .iter()
-            .map(|(tokens, module)| Forward {
-                name: format!("{DECODE}.{tokens}"),
-                module,
-                entry: DECODE,
-            })
-            .collect();
+        let replica = Mesh { dp: 1, ..options.mesh };
+        let plan = plan_forward(&modules[0].1, DECODE, replica, options.sequences, 1, precision)?;
+        let forward = |(tokens, module), samples| {
+            let name = match samples {
+                1 => format!("{DECODE}.{tokens}"),
+                _ => format!("{DECODE}.{tokens}x{samples}"),
+            };
+            Forward { name, module, entry: DECODE, samples }
+        };
+        let mut entries: Vec<Forward<'_>> =
+            modules.iter().map(|(tokens, module)| forward((tokens, module), 1)).collect();
+        if options.sequences > 1 {
+            let (tokens, module) = &modules[0];
+            entries.push(forward((tokens, module), options.sequences));
+        }
         let Compiled { programs, kernels } = compile_entries(&entries, &plan)?;
         let ids = Ids::of(&modules[0].1, DECODE);
-        let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
+        let classes = Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids });
         let how = execute::Options {
             threads_per_rank: options.threads_per_rank,
             deadline: crate::deadline(None),
             tracing: Tracing::None,
             disk: None,
         };
-        let mut session = Session::start(Arc::new(classes), &how)?;
-        fill(&mut session, &model)?;
-        Ok(Generator { model, plan, decoder: Decoder::new(session) })
+        let mut decoders = Vec::new();
+        for _ in 0..options.mesh.dp {
+            let mut session = Session::start(classes.clone(), &how)?;
+            fill(&mut session, &model)?;
+            decoders.push(Decoder::new(session));
+        }
+        Ok(Generator { model, plan, decoders })
     }
 
     /// Continues a prompt; `each` sees every token as soon as it is chosen, and may end it.
@@ -131,9 +142,10 @@ impl Generator {
         ending: &Ending,
         each: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, Failure> {
-        self.check_known(prompt)?;
-        self.decoder.reset();
-        Ok(runtime::generate::generate(&mut self.decoder, prompt, sampling, ending, each)?)
+        check_known(prompt, self.model.vocab)?;
+        let decoder = self.decoder();
+        decoder.reset();
+        Ok(runtime::generate::generate(decoder, prompt, sampling, ending, each)?)
     }
 
     /// The likeliest continuations of a prompt, the best first, as many as are read at once.
@@ -146,21 +158,37 @@ impl Generator {
         length_penalty: f64,
         ending: &Ending,
     ) -> Result<Vec<Hypothesis>, Failure> {
-        self.check_known(prompt)?;
+        check_known(prompt, self.model.vocab)?;
         let search = BeamSearch { beams: self.plan.microbatch_size, length_penalty };
-        Ok(search.search(&mut self.decoder, prompt, ending)?)
+        Ok(search.search(self.decoder(), prompt, ending)?)
     }
 
-    /// Whether the model has all tokens of a prompt.
-    fn check_known(&self, prompt: &[u32]) -> Result<(), Failure> {
-        let vocab = self.model.vocab;
-        let unknown = prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab);
-        if let Some((at, token)) = unknown {
-            let headline =
-                format!("token {at} of the prompt is {token}; the model has {vocab} tokens");
-            let wrong = Diagnostic::error("E4023", Span::of("--prompt"), headline);
-            return Err(wrong.help("use the model's own tokeniser").into());
+    /// Continues requests on all replicas, side by side on each; `each` is told of every one that
+    /// ends, with its number, as soon as it does.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`], of a request that fails.
+    pub fn continue_all(
+        &mut self,
+        requests: &[Request],
+        each: &mut (dyn FnMut(usize, Continuation) + Send),
+    ) -> Result<(), Failure> {
+        for request in requests {
+            check_known(&request.prompt, self.model.vocab)?;
         }
+        let waiting = Mutex::new(requests.iter().cloned().enumerate());
+        let each = Mutex::new(each);
+        let work = |decoder: &mut Decoder| {
+            let mut next = || lock(&waiting).next();
+            in_flight::continue_all(decoder, &mut next, &mut |at, one| lock(&each)(at, one))
+        };
+        std::thread::scope(|scope| {
+            let replicas: Vec<_> =
+                self.decoders.iter_mut().map(|decoder| scope.spawn(|| work(decoder))).collect();
+            replicas.into_iter().try_for_each(|replica| {
+                replica.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })?;
         Ok(())
     }
 
@@ -174,10 +202,26 @@ impl Generator {
         &self.plan
     }
 
-    /// What reads tokens: for timing, and for logits without sampling.
+    /// What reads tokens on the first replica: for timing, and for logits without sampling.
     pub fn decoder(&mut self) -> &mut Decoder {
-        &mut self.decoder
+        &mut self.decoders[0]
     }
+}
+
+/// What a mutex guards; a replica that panicked ends the run.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a model has all tokens of a prompt.
+fn check_known(prompt: &[u32], vocab: usize) -> Result<(), Failure> {
+    let unknown = prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab);
+    if let Some((at, token)) = unknown {
+        let headline = format!("token {at} of the prompt is {token}; the model has {vocab} tokens");
+        let wrong = Diagnostic::error("E4023", Span::of("--prompt"), headline);
+        return Err(wrong.help("use the model's own tokeniser").into());
+    }
+    Ok(())
 }
 
 /// A plan for an entry that only runs forward, on a mesh that is given: layers are cut over `tp`
@@ -199,7 +243,7 @@ pub fn plan_forward(
         .calls
         .len();
     let Mesh { pp, dp, tp, .. } = mesh;
-    let request = Request {
+    let wanted = shard::Request {
         module,
         entry,
         dp,
@@ -210,7 +254,7 @@ pub fn plan_forward(
         sequence: false,
         rates: RATES,
     };
-    let functions: BTreeMap<String, FunctionPlan> = shard(&request)?
+    let functions: BTreeMap<String, FunctionPlan> = shard::shard(&wanted)?
         .functions
         .into_iter()
         .map(|(name, shardings)| (name, FunctionPlan::new(Keep::None, shardings)))

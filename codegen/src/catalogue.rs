@@ -415,6 +415,7 @@ pub(crate) fn window(
     let len = part.sizes().ok_or("a local size is open")?[dim];
     Ok(Window {
         outer: whole[..dim].iter().product(),
+        positions: position.sizes().ok_or("a local size is open")?.iter().product(),
         len,
         capacity: whole[dim],
         inner: whole[dim + 1..].iter().product(),
@@ -630,7 +631,10 @@ fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {
         heads: x[2],
         dim: x[3],
         frequencies: (0..x[3] / 2).map(frequency).collect(),
-        positions: Positions::FromInput(number("start", 0.0) as u64),
+        positions: match number("by_sample", 0.0) {
+            0.0 => Positions::FromInput(number("start", 0.0) as u64),
+            _ => Positions::FromInputs(number("start", 0.0) as u64),
+        },
         inverse: attributes.get("sign").is_some_and(|sign| *sign < 0.0),
         gain: number("gain", 1.0),
         dtype: function.ty(ir::ValueId(0)).dtype,

@@ -1,9 +1,9 @@
 //! Assembly for inference: entries that only run forward → one program per class of ranks.
 //!
-//! A program holds several entries, such as one per length of prompt, which share weights and
-//! caches: what persists comes first in the arena, then what a call needs, packed by lifetime as
-//! if the entries ran one after the other. A cache is updated in place: the result that replaces
-//! it has its buffer.
+//! A program holds several entries, such as one per length of prompt, which share weights, and
+//! caches where they have equally many samples: what persists comes first in the arena, then what a
+//! call needs, packed by lifetime as if the entries ran one after the other. A cache is updated in
+//! place: the result that replaces it has its buffer.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +31,8 @@ pub struct Forward<'a> {
     pub module: &'a Module,
     /// The entry in it.
     pub entry: &'a str,
+    /// Samples of a call on one rank.
+    pub samples: usize,
 }
 
 /// Compiles one entry that only runs forward: `logits`, or `decode` of a module for decoding.
@@ -42,12 +44,13 @@ pub fn compile_inference(
     entry: &str,
     plan: &Plan,
 ) -> Result<Compiled, Diagnostic> {
-    compile_entries(&[Forward { name: entry.to_owned(), module, entry }], plan)
+    let samples = plan.microbatch_size;
+    compile_entries(&[Forward { name: entry.to_owned(), module, entry, samples }], plan)
 }
 
 /// Compiles entries that only run forward and share weights and caches, all under one plan: its
-/// mesh, its shardings, its stages and its samples per rank. There is one micro-batch, and the
-/// number of tokens is that of each entry. A result that is no cache is whole on all
+/// mesh, its shardings and its stages. There is one micro-batch, and the numbers of samples and of
+/// tokens are those of each entry. A result that is no cache is whole on all
 /// tensor-parallel ranks.
 ///
 /// # Errors
@@ -110,6 +113,7 @@ fn program(
     };
     let mut compiled = Vec::new();
     for (forward, calls) in entries.iter().zip(calls) {
+        class.place.microbatch_size = forward.samples;
         let entry = Work::new(&mut class, forward, calls)?.entry();
         let name = &forward.name;
         compiled.push(entry.map_err(|why| why.map(|why| format!("{why}, in `{name}`")))?);
@@ -125,8 +129,8 @@ struct Class<'a> {
     place: Place,
     store: Store,
     table: &'a mut KernelTable,
-    /// By name.
-    caches: BTreeMap<String, BufferId>,
+    /// By number and sizes.
+    caches: BTreeMap<(usize, Vec<usize>), BufferId>,
     /// By what is fed, and its sizes.
     feeds: BTreeMap<(Feed, Vec<usize>), BufferId>,
     /// The moment at which the next entry begins.
@@ -252,7 +256,7 @@ impl<'a, 'c> Work<'a, 'c> {
             let ty = self.slot_type(call, at);
             slots.push(match operand {
                 Operand::Weight(weight) => self.class.store.param(*weight),
-                Operand::Cache(cache) => self.class.cache(*cache, &self.calls.caches[*cache], &ty),
+                Operand::Cache(cache) => self.class.cache(*cache, self.calls, &ty),
                 Operand::Tokens => self.feed(Feed::Tokens, &ty),
                 Operand::Labels => self.feed(Feed::Labels, &ty),
                 Operand::Documents => self.feed(Feed::Documents, &ty),
@@ -266,7 +270,7 @@ impl<'a, 'c> Work<'a, 'c> {
             let ty = self.slot_type(call, call.operands.len() + at);
             let cache = self.calls.replaced_cache(*result);
             slots.push(if let Some(cache) = cache {
-                self.class.cache(cache, &self.calls.caches[cache], &ty)
+                self.class.cache(cache, self.calls, &ty)
             } else if let Some(index) = self.output_index(*result) {
                 let name = &self.calls_name(*result, call);
                 let buffer = self.class.transient(name, Contents::Output, &ty, (moment, end));
@@ -353,12 +357,18 @@ impl<'a, 'c> Work<'a, 'c> {
 }
 
 impl Class<'_> {
-    fn cache(&mut self, index: usize, name: &str, ty: &TensorType) -> BufferId {
-        if let Some(there) = self.caches.get(name) {
+    /// A cache of the entries with equally many samples. Those of further numbers of samples are
+    /// counted behind all that are there before them.
+    fn cache(&mut self, index: usize, calls: &Calls, ty: &TensorType) -> BufferId {
+        let key = (index, sizes(ty));
+        if let Some(there) = self.caches.get(&key) {
             return *there;
         }
-        let buffer = self.store.persistent(name, Contents::Cache(index), ty.dtype, sizes(ty));
-        self.caches.insert(name.to_owned(), buffer);
+        let before = self.caches.keys().filter(|(other, _)| *other == index).count();
+        let contents = Contents::Cache(before * calls.caches.len() + index);
+        let name = &calls.caches[index];
+        let buffer = self.store.persistent(name, contents, ty.dtype, key.1.clone());
+        self.caches.insert(key, buffer);
         buffer
     }
 

@@ -440,9 +440,10 @@ fn untouched_factors(
     result: &TensorType,
 ) -> Vec<Factor> {
     let cut = |(dim, size): (usize, &Dim)| {
-        let layout = |x: &&TensorType| match x.ndim() {
-            0 => Layout::Replicated,
-            _ => Layout::cut(dim),
+        // Where ranges begin may be told for points of the first dim.
+        let layout = |x: &&TensorType| match dim < x.ndim() {
+            true => Layout::cut(dim),
+            false => Layout::Replicated,
         };
         let operands = operands.iter().map(layout).collect();
         (!touched.contains(&dim)).then(|| factor(size, operands, vec![Layout::cut(dim)]))

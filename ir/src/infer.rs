@@ -494,8 +494,8 @@ fn replace_type(dim: usize, operands: &[&TensorType]) -> Inferred {
 
 fn update_type(dim: usize, operands: &[&TensorType]) -> Inferred {
     let (x, update, at) = (operands[0], operands[1], operands[2]);
-    let scalar = *at == TensorType::scalar(DType::I32);
-    require("dynamic_update_slice", 1, scalar, || format!("the position is {at}"))?;
+    let is_start = is_start(dim, x, at);
+    require("dynamic_update_slice", 1, is_start, || format!("the position is {at}"))?;
     has_dim("dynamic_update_slice", 2, dim, x)?;
     let fits = update.ndim() == x.ndim()
         && with_dim(update, dim, x.dims[dim].clone()) == *x
@@ -505,12 +505,19 @@ fn update_type(dim: usize, operands: &[&TensorType]) -> Inferred {
 }
 
 fn dynamic_slice_type(dim: usize, size: &Dim, x: &TensorType, at: &TensorType) -> Inferred {
-    let scalar = *at == TensorType::scalar(DType::I32);
-    require("dynamic_slice", 1, scalar, || format!("the position is {at}"))?;
+    let is_start = is_start(dim, x, at);
+    require("dynamic_slice", 1, is_start, || format!("the position is {at}"))?;
     has_dim("dynamic_slice", 2, dim, x)?;
     let fits = no_larger(size, &x.dims[dim]);
     require("dynamic_slice", 2, fits, || format!("{size} of dim {dim} of {x}"))?;
     Ok(with_dim(x, dim, size.clone()))
+}
+
+/// Whether a tensor says where ranges along a dim of `x` begin: all of them, or those of each point
+/// of the first dim.
+fn is_start(dim: usize, x: &TensorType, at: &TensorType) -> bool {
+    let is_of_each = dim > 0 && x.dims.get(..1) == Some(&at.dims[..]);
+    at.dtype == DType::I32 && (at.ndim() == 0 || is_of_each)
 }
 
 fn no_larger(a: &Dim, b: &Dim) -> bool {

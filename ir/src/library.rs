@@ -156,7 +156,6 @@ mod tests {
     fn all_templates_read_and_print_and_read_back() {
         let ty = |dims: &[usize]| TensorType::of(DType::F32, dims);
         let scalar = TensorType::scalar(DType::F32);
-        let position = TensorType::scalar(DType::I32);
         let key = TensorType::of(DType::U32, &[4]);
         let labels = TensorType::of(DType::I32, &[2, 5]);
         let (x, w, row) = (ty(&[2, 5, 8]), ty(&[8]), ty(&[2, 5]));
@@ -177,7 +176,7 @@ mod tests {
                     ("q" | "out" | "dout", _) | ("x", 4) => q.clone(),
                     ("k" | "v", 4) => kv.clone(),
                     ("key", _) => key.clone(),
-                    ("position", _) => position.clone(),
+                    ("position", ndim) => TensorType::of(DType::I32, &[2][..ndim]),
                     ("labels", _) => labels.clone(),
                     ("lse", 3) => lse.clone(),
                     ("lse" | "mean" | "rstd", _) => row.clone(),

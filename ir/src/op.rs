@@ -621,7 +621,8 @@ pub enum Op {
     },
     /// `dynamic_update_slice dim=1 x update at` — `x` with `update` written from index `at` on.
     ///
-    /// - (C1) `at` is an `i32` scalar
+    /// - (C1) `at` is an `i32` scalar or, where the dim is not the first, has an `i32` for each
+    ///   point of the first dim of `x`
     /// - (C2) `update` agrees with `x` in all but the dim, and is not larger there
     ///
     /// An index that would write past the end is clamped, so that all of `update` fits.
@@ -631,7 +632,8 @@ pub enum Op {
     },
     /// `dynamic_slice dim=1 size=4 x at` — the range of `size` from index `at` on.
     ///
-    /// - (C1) `at` is an `i32` scalar
+    /// - (C1) `at` is an `i32` scalar or, where the dim is not the first, has an `i32` for each
+    ///   point of the first dim of `x`
     /// - (C2) the dim exists and `size` is not larger
     ///
     /// An index that would read past the end is clamped.

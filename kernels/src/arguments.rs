@@ -43,8 +43,8 @@ impl Kernel {
             Kernel::Lines(l) => vec![lines(l, l.extent, l.dtype)],
             Kernel::Rope(r) => rope_inputs(r),
             Kernel::Copy(c) => vec![copy_source(c)],
-            Kernel::Place(w) => vec![window(w, w.len), POSITION],
-            Kernel::Take(w) => vec![window(w, w.capacity), POSITION],
+            Kernel::Place(w) => vec![window(w, w.len), positions(w.positions)],
+            Kernel::Take(w) => vec![window(w, w.capacity), positions(w.positions)],
             Kernel::Fill(_) => Vec::new(),
             Kernel::Products(p) => products_inputs(p),
         }
@@ -161,8 +161,10 @@ fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {
     rows.div_ceil(div).min(modulus)
 }
 
-/// A position that is known at run time.
-const POSITION: Argument = Argument { dtype: DType::I32, len: 1 };
+/// Positions that are known at run time.
+fn positions(len: usize) -> Argument {
+    Argument { dtype: DType::I32, len }
+}
 
 /// The key of a random draw.
 const KEY: Argument = Argument { dtype: DType::U32, len: 4 };
@@ -298,7 +300,7 @@ fn attention_inputs(a: &Attention) -> Vec<Argument> {
     arguments.extend(bias(a));
     arguments.extend(documents(a));
     arguments.extend(a.dropout.iter().map(|_| KEY));
-    arguments.extend(a.position.then_some(POSITION));
+    arguments.extend(a.position.then(|| positions(a.batch)));
     arguments
 }
 
@@ -354,8 +356,9 @@ fn rope_inputs(r: &Rope) -> Vec<Argument> {
     let x = rope_tensor(r, r.x);
     match r.positions {
         Positions::From(_) => vec![x],
-        Positions::FromInput(_) => vec![x, POSITION],
-        Positions::Table => vec![x, Argument { dtype: DType::I32, len: r.batch * r.seq }],
+        Positions::FromInput(_) => vec![x, positions(1)],
+        Positions::FromInputs(_) => vec![x, positions(r.batch)],
+        Positions::Table => vec![x, positions(r.batch * r.seq)],
     }
 }
 

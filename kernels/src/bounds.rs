@@ -316,7 +316,8 @@ fn fed(feed: Feed, dtype: DType, sizes: &[usize]) -> Result<(), String> {
         }
         Feed::Key { .. } => dtype == DType::U32 && sizes == [4],
         Feed::Scalars => matches!(dtype, DType::F32 | DType::F64) && sizes == [5],
-        Feed::Position | Feed::Last => dtype == DType::I32 && sizes.iter().product::<usize>() == 1,
+        Feed::Position => dtype == DType::I32 && sizes.len() == 1,
+        Feed::Last => dtype == DType::I32 && sizes.iter().product::<usize>() == 1,
     };
     if fits { Ok(()) } else { Err("is of no type that the host feeds".to_owned()) }
 }

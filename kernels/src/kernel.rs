@@ -451,8 +451,8 @@ impl Products {
 /// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`. `dbias` lies as `bias`:
 /// it is summed over the dims of stride zero.
 ///
-/// With `position`, for inference over a cache: a last input i32 of one element is added to
-/// `query_offset`, there is no `lse` and no dropout, and keys that no query sees are not read.
+/// With `position`, for inference over a cache: a last input i32 `[B]` is added to `query_offset`,
+/// there is no `lse` and no dropout, and keys that no query of the sample sees are not read.
 ///
 /// **Determinism**: the bits of a query's output depend on no other query, so that cutting
 /// queries, heads or batch changes nothing.
@@ -504,7 +504,7 @@ pub struct Attention {
     pub documents: Option<usize>,
     /// Position of query 0 among the keys; negative where the keys start later.
     pub query_offset: i64,
-    /// Whether a position that is known at run time is added to it.
+    /// Whether a position of the sample that is known at run time is added to it.
     pub position: bool,
     /// Query heads of local key-value head 0 that come before local query head 0.
     pub head_offset: Offset,
@@ -783,6 +783,8 @@ pub enum Positions {
     From(u64),
     /// `offset + input + s`, with a second input i32 of one element.
     FromInput(u64),
+    /// `offset + input[b] + s`, with a second input i32 `[B]`.
+    FromInputs(u64),
     /// `input[b, s]`, with a second input i32 `[B, S]`.
     Table,
 }
@@ -814,13 +816,16 @@ pub struct Copy {
 }
 
 /// A window of `y [outer, capacity, inner]` along its middle dim: `x [outer, len, inner]` stands
-/// from a position on that is known at run time, an i32 input of one element.
+/// from a position on that is known at run time: an input i32 `[positions]`, each of which counts
+/// for `outer / positions` points that follow each other.
 ///
 /// A window that would end past the capacity or start before zero is moved back inside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// Elements of the dims before.
     pub outer: usize,
+    /// Numbers of the input, of which `outer` is a multiple.
+    pub positions: usize,
     /// Length of the window.
     pub len: usize,
     /// Length of the whole, at least `len`.

@@ -539,7 +539,9 @@ fn rope(r: &Rope) -> Verdict {
     require(pairs, "it has not one frequency for each pair")?;
     require(r.gain.is_finite(), "its gain is no number")?;
     let offset = match r.positions {
-        Positions::From(offset) | Positions::FromInput(offset) => offset,
+        Positions::From(offset) | Positions::FromInput(offset) | Positions::FromInputs(offset) => {
+            offset
+        }
         Positions::Table => 0,
     };
     require(offset <= LIMIT as u64, "a position is too large")?;
@@ -560,6 +562,8 @@ fn copy(c: &Copy) -> Verdict {
 
 fn window(w: &Window) -> Verdict {
     require(w.len <= w.capacity, "a window is longer than what it is of")?;
+    let are_shared = w.positions > 0 && w.outer.is_multiple_of(w.positions);
+    require(are_shared, "its positions do not divide its windows")?;
     nest(&[(w.outer, 0), (w.capacity, 0), (w.inner, 1)], 0)
 }
 

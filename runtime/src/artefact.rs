@@ -44,7 +44,7 @@ use crate::error::Error;
 use crate::execute::Classes;
 
 /// The version of the format, raised by a change that other versions can't read.
-const FORMAT: u64 = 14;
+const FORMAT: u64 = 15;
 /// The version of the program. Programs and kernels are stored without names of their fields, so
 /// that another version would read them as something else.
 const VERSION: &str = env!("CARGO_PKG_VERSION");

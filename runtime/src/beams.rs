@@ -8,7 +8,7 @@
 use std::cmp::Ordering;
 
 use crate::error::Failure;
-use crate::generate::{Ending, check_prompt, not_finite};
+use crate::generate::{Ending, NextLogitsOfMany, check_prompt, not_finite};
 
 /// How sequences are compared, and how many go on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,20 +32,6 @@ pub struct Hypothesis {
     pub score: f64,
     /// Whether a stop token ends it.
     pub is_stopped: bool,
-}
-
-/// A model that has read several sequences of one length.
-pub trait NextLogitsOfBeams {
-    /// Forgets what was read, reads a prompt into all sequences, and returns the logits of the
-    /// token after it.
-    fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], Failure>;
-
-    /// Lets sequences be what others are, `(from, to)`, none of which is in both places; then reads
-    /// a token into each, and returns the logits of the next tokens, sequence by sequence.
-    fn go_on(&mut self, copies: &[(usize, usize)], tokens: &[u32]) -> Result<&[f32], Failure>;
-
-    /// Tokens of a sequence that it can read altogether.
-    fn capacity(&self) -> usize;
 }
 
 /// A sequence that goes on.
@@ -82,7 +68,7 @@ impl BeamSearch {
     /// finite; those of the model.
     pub fn search(
         &self,
-        model: &mut dyn NextLogitsOfBeams,
+        model: &mut dyn NextLogitsOfMany,
         prompt: &[u32],
         ending: &Ending,
     ) -> Result<Vec<Hypothesis>, Failure> {
@@ -91,7 +77,7 @@ impl BeamSearch {
         let most = ending.tokens_max.min(model.capacity() + 1 - prompt.len());
         let mut found = Finished { search: *self, best: Vec::new() };
         let mut beams = vec![Beam { place: 0, tokens: Vec::new(), log_probability: 0.0 }];
-        let mut logits = if most > 0 { model.read_prompt(prompt)? } else { &[] };
+        let mut logits = if most > 0 { model.begin(0, prompt)? } else { &[] };
         for length in 1..=most {
             let candidates = self.candidates(&beams, logits, ending);
             if candidates.is_empty() {
@@ -107,7 +93,8 @@ impl BeamSearch {
             if length == most || beams.is_empty() || found.beats_all(&beams, most) {
                 break;
             }
-            logits = model.go_on(&copies, &self.last_tokens(&beams))?;
+            copies.into_iter().for_each(|(from, to)| model.copy(from, to));
+            logits = model.go_on(&self.last_tokens(&beams))?;
         }
         for beam in &beams {
             found.add(&beam.tokens, beam.log_probability, false);
@@ -167,11 +154,11 @@ impl BeamSearch {
         (placed.collect(), copies)
     }
 
-    /// For each place of the model the token that is read next; any where there is no beam.
-    fn last_tokens(&self, beams: &[Beam]) -> Vec<u32> {
-        let mut tokens = vec![0; self.beams];
+    /// For each place of the model the token that is read next; none where there is no beam.
+    fn last_tokens(&self, beams: &[Beam]) -> Vec<Option<u32>> {
+        let mut tokens = vec![None; self.beams];
         for beam in beams {
-            tokens[beam.place] = beam.tokens.last().copied().unwrap_or(0);
+            tokens[beam.place] = beam.tokens.last().copied();
         }
         tokens
     }
@@ -270,30 +257,37 @@ mod tests {
         }
     }
 
-    impl NextLogitsOfBeams for Held {
-        fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], Failure> {
-            self.sequences.fill(tokens.to_vec());
-            self.logits = logits_after(self.seed, tokens);
-            Ok(&self.logits)
-        }
-
-        fn go_on(&mut self, copies: &[(usize, usize)], tokens: &[u32]) -> Result<&[f32], Failure> {
-            for (from, to) in copies {
-                assert!(copies.iter().all(|(_, other)| other != from), "{copies:?}");
-                self.sequences[*to] = self.sequences[*from].clone();
-            }
-            assert_eq!(tokens.len(), self.sequences.len());
-            self.logits.clear();
-            for (sequence, token) in self.sequences.iter_mut().zip(tokens) {
-                sequence.push(*token);
-                assert!(sequence.len() <= self.capacity, "the model has room");
-                self.logits.extend(logits_after(self.seed, sequence));
-            }
-            Ok(&self.logits)
+    impl NextLogitsOfMany for Held {
+        fn sequences(&self) -> usize {
+            self.sequences.len()
         }
 
         fn capacity(&self) -> usize {
             self.capacity
+        }
+
+        fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], Failure> {
+            self.sequences[sequence] = prompt.to_vec();
+            self.logits = logits_after(self.seed, prompt);
+            Ok(&self.logits)
+        }
+
+        fn copy(&mut self, from: usize, to: usize) {
+            self.sequences[to] = self.sequences[from].clone();
+        }
+
+        fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], Failure> {
+            assert_eq!(tokens.len(), self.sequences.len());
+            self.logits.clear();
+            for (sequence, token) in self.sequences.iter_mut().zip(tokens) {
+                match token {
+                    Some(token) => sequence.push(*token),
+                    None => sequence.clear(),
+                }
+                assert!(sequence.len() <= self.capacity, "the model has room");
+                self.logits.extend(logits_after(self.seed, sequence));
+            }
+            Ok(&self.logits)
         }
     }
 
@@ -399,7 +393,7 @@ mod tests {
     #[test]
     fn prompts_and_weights_that_do_not_fit_are_told() {
         let search = BeamSearch { beams: 2, length_penalty: 1.0 };
-        let code = |model: &mut dyn NextLogitsOfBeams, prompt: &[u32]| {
+        let code = |model: &mut dyn NextLogitsOfMany, prompt: &[u32]| {
             let ending = Ending { tokens_max: 9, stops: Vec::new() };
             match search.search(model, prompt, &ending) {
                 Err(Failure::Input(diagnostics)) => diagnostics[0].code,

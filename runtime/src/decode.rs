@@ -1,54 +1,80 @@
 //! Reading sequences into caches, piece by piece.
 //!
-//! A program for decoding has entries for several numbers of tokens. A prompt is read with those
-//! that take the least time, the last of them padded: what padding writes into the caches is seen
-//! by no token before it, and is written over by those that follow.
+//! A program for decoding has entries for several numbers of tokens of one sequence and, where it
+//! holds several side by side, one for a token of each. A prompt is read with those that take the
+//! least time, the last of them padded: what padding writes into the caches is seen by no token
+//! before it, and is written over by those that follow. It is read alone, and then copied to where
+//! its sequence goes on.
 
 use ir::DType;
 use ir::program::Contents;
 
-use crate::beams::NextLogitsOfBeams;
 use crate::convert::{Stored, convert};
 use crate::error::Failure;
-use crate::execute::{Batch, Phase, Samples, Session};
-use crate::generate::NextLogits;
+use crate::execute::{Batch, Cached, Phase, Samples, Session};
+use crate::generate::{NextLogits, NextLogitsOfMany};
 
 /// What a call costs besides its tokens, in tokens: it reads all weights once. Chosen: about where
 /// products stop being bound by memory.
 const CALL_TOKENS: usize = 16;
 
-/// A session that reads one sequence, or several of one length.
+/// A session that reads one sequence, or several side by side.
 pub struct Decoder {
     session: Session,
-    /// Numbers of tokens for which there are entries, ascending, and these entries.
+    /// Numbers of tokens of one sequence for which there are entries, ascending, and these entries.
     lengths: Vec<(usize, usize)>,
+    /// The entry for a token of each sequence.
+    side_by_side: usize,
     capacity: usize,
-    /// Tokens read so far.
+    /// Tokens that were read by the entries of one sequence.
     position: usize,
-    /// Room for the tokens of a call.
-    tokens: Vec<i32>,
-    /// Of the token after those read.
+    /// Tokens of the sequences that are side by side.
+    positions: Vec<usize>,
+    fed: Fed,
+    /// Of the tokens after those read.
     logits: Vec<f32>,
+}
+
+/// Room for what a call is fed.
+#[derive(Debug, Default)]
+struct Fed {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
 }
 
 impl Decoder {
     /// Makes a decoder of a session whose weights are there, or will be before it reads.
     ///
     /// # Panics
-    /// When the program has no caches, or no entry for one token.
+    /// When the program has no caches, or no entry for one token, or ranks share samples.
     pub fn new(session: Session) -> Decoder {
         let classes = session.classes();
+        assert_eq!(classes.mesh.dp, 1, "replicas have sessions of their own");
         let caches = classes.programs.iter().flat_map(|program| &program.buffers);
         let cache = caches.into_iter().find(|b| matches!(b.contents, Contents::Cache(_)));
         let capacity = cache.expect("a program for decoding has caches").sizes[1];
-        let entries = classes.programs[0].entries.len();
-        let samples = |entry| classes.samples(Phase::Entry(entry));
+        let entries = 0..classes.programs[0].entries.len();
+        let all: Vec<(usize, Samples)> = entries
+            .filter_map(|entry| Some((entry, classes.samples(Phase::Entry(entry))?)))
+            .collect();
+        let alone = all.iter().map(|(_, samples)| samples.size).min();
+        let of_one = all.iter().filter(|(_, samples)| Some(samples.size) == alone);
         let mut lengths: Vec<(usize, usize)> =
-            (0..entries).filter_map(|entry| Some((samples(entry)?.seq, entry))).collect();
+            of_one.map(|(entry, samples)| (samples.seq, *entry)).collect();
         lengths.sort_unstable();
         assert_eq!(lengths.first().map(|l| l.0), Some(1), "tokens can be read one by one");
-        let (tokens, logits) = (Vec::new(), Vec::new());
-        Decoder { session, lengths, capacity, position: 0, tokens, logits }
+        let most = all.iter().max_by_key(|(_, samples)| (samples.size, usize::MAX - samples.seq));
+        let (side_by_side, sequences) = most.map_or((0, 0), |(entry, s)| (*entry, s.size));
+        Decoder {
+            session,
+            lengths,
+            side_by_side,
+            capacity,
+            position: 0,
+            positions: vec![0; sequences],
+            fed: Fed::default(),
+            logits: Vec::new(),
+        }
     }
 
     /// Forgets what was read.
@@ -56,7 +82,7 @@ impl Decoder {
         self.position = 0;
     }
 
-    /// Tokens read so far.
+    /// Tokens read so far, of one sequence.
     pub fn position(&self) -> usize {
         self.position
     }
@@ -66,29 +92,30 @@ impl Decoder {
         &self.session
     }
 
-    /// Reads tokens with one entry; more places than tokens are padded. Where there are several
-    /// samples, all of them are this sequence.
-    fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
-        let samples = self.session.classes().samples(Phase::Entry(entry));
-        let samples = samples.map_or(1, |samples| samples.global());
-        self.tokens.clear();
-        for _ in 0..samples {
-            self.tokens.extend(tokens.iter().map(|&token| token as i32));
-            self.tokens.extend(std::iter::repeat_n(0, length - tokens.len()));
-        }
-        self.infer(entry, tokens.len())
+    /// Sequences that are read side by side.
+    pub fn sequences(&self) -> usize {
+        self.positions.len()
     }
 
-    /// Calls an entry, with that many tokens of each sample that are no padding.
+    /// Reads tokens of one sequence with one entry; more places than tokens are padded.
+    fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
+        self.fed.tokens.clear();
+        self.fed.tokens.extend(tokens.iter().map(|&token| token as i32));
+        self.fed.tokens.resize(length, 0);
+        self.fed.positions.clear();
+        self.fed.positions.push(self.position as i32);
+        self.infer(entry, tokens.len())?;
+        self.position += tokens.len();
+        Ok(())
+    }
+
+    /// Calls an entry with what is to be fed, with that many tokens of each sample that are no
+    /// padding.
     fn infer(&mut self, entry: usize, count: usize) -> Result<(), Failure> {
-        let batch = Batch {
-            tokens: &self.tokens,
-            position: self.position as i32,
-            last: count as i32 - 1,
-            ..Batch::default()
-        };
+        let Fed { tokens, positions } = &self.fed;
+        let last = count as i32 - 1;
+        let batch = Batch { tokens, positions, last, ..Batch::default() };
         self.session.infer(entry, &batch)?;
-        self.position += count;
         Ok(())
     }
 
@@ -102,26 +129,48 @@ impl Decoder {
         self.logits.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)));
         &self.logits
     }
+
+    /// A sequence of those that are side by side.
+    fn cached(&self, sequence: usize) -> Cached {
+        Cached { samples: self.sequences(), sample: sequence }
+    }
 }
 
-/// Each sample is a sequence.
-impl NextLogitsOfBeams for Decoder {
-    fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], Failure> {
-        self.reset();
-        self.read(tokens)
+impl NextLogitsOfMany for Decoder {
+    fn sequences(&self) -> usize {
+        Decoder::sequences(self)
     }
 
-    fn go_on(&mut self, copies: &[(usize, usize)], tokens: &[u32]) -> Result<&[f32], Failure> {
-        assert!(self.position < self.capacity, "the caches hold what is read");
-        self.session.copy_cached(copies, self.position);
-        let one = self.lengths[0].1;
-        let samples = self.session.classes().samples(Phase::Entry(one));
-        self.tokens.clear();
-        // Ranks along `dp` do the same.
-        let all = tokens.iter().cycle().take(samples.map_or(tokens.len(), Samples::global));
-        self.tokens.extend(all.map(|&token| token as i32));
-        self.infer(one, 1)?;
-        Ok(self.logits(one, tokens.len()))
+    fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], Failure> {
+        self.reset();
+        NextLogits::read(self, prompt)?;
+        if self.sequences() > 1 {
+            let alone = Cached { samples: 1, sample: 0 };
+            self.session.copy_cached([alone, self.cached(sequence)], prompt.len());
+        }
+        self.positions[sequence] = prompt.len();
+        Ok(&self.logits)
+    }
+
+    fn copy(&mut self, from: usize, to: usize) {
+        self.session.copy_cached([self.cached(from), self.cached(to)], self.positions[from]);
+        self.positions[to] = self.positions[from];
+    }
+
+    fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], Failure> {
+        assert_eq!(tokens.len(), self.sequences(), "a token of each sequence, or none");
+        self.fed.tokens.clear();
+        self.fed.positions.clear();
+        for (token, position) in tokens.iter().zip(&mut self.positions) {
+            // A sequence without a token is forgotten: it reads what nobody sees.
+            let at = if token.is_some() { *position } else { 0 };
+            assert!(at < self.capacity, "the caches hold what is read");
+            self.fed.tokens.push(token.map_or(0, |token| token as i32));
+            self.fed.positions.push(at as i32);
+            *position = if token.is_some() { at + 1 } else { 0 };
+        }
+        self.infer(self.side_by_side, 1)?;
+        Ok(self.logits(self.side_by_side, tokens.len()))
     }
 
     fn capacity(&self) -> usize {

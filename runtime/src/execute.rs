@@ -195,8 +195,8 @@ pub struct Batch<'a> {
     /// `[samples, seq]`: for each token the place of its document's first token in the sample;
     /// empty where each sample is one document.
     pub documents: &'a [i32],
-    /// The position of the first token, in decoding.
-    pub position: i32,
+    /// `[samples]`: the position of each one's first token, in decoding.
+    pub positions: &'a [i32],
     /// The index of the token whose logits are wanted, in decoding.
     pub last: i32,
 }
@@ -568,26 +568,29 @@ impl Session {
         arenas[arena].let_go();
     }
 
-    /// Lets samples have in their caches what others have, `(from, to)`, of the first `tokens`.
+    /// Lets a sample have in its caches what another has, `[from, to]`, of the first `tokens`.
     ///
     /// # Panics
-    /// When the caches have no such samples, or not as many tokens.
-    pub fn copy_cached(&mut self, copies: &[(usize, usize)], tokens: usize) {
+    /// When there are no such samples, or no room for as many tokens.
+    pub fn copy_cached(&mut self, [from, to]: [Cached; 2], tokens: usize) {
         for (rank, seat) in self.seats.iter().enumerate() {
             let program = self.classes.program_of(rank);
             let arenas = &mut lock(seat).arenas;
-            for (at, buffer) in program.buffers.iter().enumerate() {
-                let Contents::Cache(_) = buffer.contents else { continue };
-                let Extent { arena, range } = extent(program, BufferId(at as u32));
-                let elements: usize = buffer.sizes.iter().product();
-                let sample = elements * buffer.dtype.size() as usize / buffer.sizes[0];
-                assert!(tokens <= buffer.sizes[1], "the caches hold what was read");
-                let read = sample / buffer.sizes[1] * tokens;
-                let bytes = arenas[arena].bytes_mut(range);
-                for (from, to) in copies {
-                    bytes.copy_within(from * sample..from * sample + read, to * sample);
-                }
-                arenas[arena].let_go();
+            let pairs = caches_of(program, from.samples).zip(caches_of(program, to.samples));
+            for (source, target) in pairs {
+                let [source, target] = [(source, from), (target, to)].map(|(at, cached)| {
+                    let buffer = buffer_of(program, at);
+                    let Extent { arena, range } = extent(program, at);
+                    let elements: usize = buffer.sizes[2..].iter().product();
+                    let row = elements * buffer.dtype.size() as usize;
+                    assert!(cached.sample < buffer.sizes[0] && tokens <= buffer.sizes[1]);
+                    let start = range.start + cached.sample * row * buffer.sizes[1];
+                    Extent { arena, range: start..start + row * tokens }
+                });
+                let bytes = arenas[source.arena].bytes(source.range).to_vec();
+                arenas[source.arena].let_go();
+                arenas[target.arena].bytes_mut(target.range).copy_from_slice(&bytes);
+                arenas[target.arena].let_go();
             }
         }
     }
@@ -628,6 +631,26 @@ impl Drop for Session {
             }
         }
     }
+}
+
+/// A sample of the entries with a number of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// Samples on one rank.
+    pub samples: usize,
+    /// One of them.
+    pub sample: usize,
+}
+
+/// The caches of the entries with a number of samples, in the order of their numbers.
+fn caches_of(program: &Program, samples: usize) -> impl Iterator<Item = BufferId> {
+    let caches = program.buffers.iter().enumerate().filter_map(|(at, buffer)| {
+        let Contents::Cache(number) = buffer.contents else { return None };
+        (buffer.sizes[0] == samples).then_some((number, BufferId(at as u32)))
+    });
+    let mut caches: Vec<_> = caches.collect();
+    caches.sort_unstable();
+    caches.into_iter().map(|(_, id)| id)
 }
 
 /// Where a buffer lies: in which arena, and which bytes of it.

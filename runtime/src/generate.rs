@@ -89,6 +89,26 @@ pub trait NextLogits {
     fn capacity(&self) -> usize;
 }
 
+/// A model that reads several sequences side by side.
+pub trait NextLogitsOfMany {
+    /// How many sequences there are.
+    fn sequences(&self) -> usize;
+
+    /// How many tokens of each it can read altogether.
+    fn capacity(&self) -> usize;
+
+    /// Forgets what a sequence was, reads a prompt into it, and returns the logits of the token
+    /// after it.
+    fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], Failure>;
+
+    /// Lets a sequence be what another one is.
+    fn copy(&mut self, from: usize, to: usize);
+
+    /// Reads a token into each sequence that has one, and returns the logits of the next tokens,
+    /// sequence by sequence. One that has none is forgotten, and its logits are any.
+    fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], Failure>;
+}
+
 /// When generation ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {

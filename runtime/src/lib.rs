@@ -73,6 +73,7 @@ pub mod error;
 pub mod evaluate;
 pub mod execute;
 pub mod generate;
+pub mod in_flight;
 pub mod init;
 pub mod load;
 #[allow(unsafe_code)]

@@ -183,7 +183,8 @@ fn decoding_over_a_cache_is_attention_over_the_sequence() {
                 }
                 *cache = Tensor::f64(&cache.dims, numbers);
             }
-            local.push(Tensor::int(DType::I32, &[], vec![from as i64]));
+            let samples = local[0].dims[0];
+            local.push(Tensor::int(DType::I32, &[samples], vec![from as i64; samples]));
             let module = module_of("attention_cached", &cached, &local);
             let wanted = [rows(&wanted, 1)];
             let evaluated = eval(&module, "f", &local).expect("it evaluates");

@@ -76,9 +76,9 @@ const OPERANDS: &[(&str, &[&str])] = &[
             "u32[4]",
         ],
     ),
-    ("attention_cached", &["T[B, 3, 4, 2]", "T[B, 5, 2, 2]", "T[B, 5, 2, 2]", "i32[]"]),
+    ("attention_cached", &["T[B, 3, 4, 2]", "T[B, 5, 2, 2]", "T[B, 5, 2, 2]", "i32[B]"]),
     ("rope", &["T[B, 3, 2, 4]", "i32[]"]),
-    ("rope_scaled", &["T[B, 3, 2, 4]", "i32[]"]),
+    ("rope_scaled", &["T[B, 3, 2, 4]", "i32[B]"]),
     ("cross_entropy", &["T[B, 3, 5]", "i32[B, 3]"]),
     ("cross_entropy_bwd", &["T[B, 3, 5]", "i32[B, 3]", "T[B, 3]", "T[]"]),
     ("layer_norm", &["T[B, 3, 4]", "T[4]", "T[4]"]),
@@ -145,7 +145,9 @@ fn types(name: &str, batch: &Dim) -> Vec<TensorType> {
 
 pub(crate) fn attributes(name: &str) -> Vec<(&'static str, f64)> {
     let known = &templates()[name].attributes;
-    BASE.iter().filter(|(base, _)| known.iter().any(|(known, _)| known == base)).copied().collect()
+    let known = BASE.iter().filter(|(base, _)| known.iter().any(|(known, _)| known == base));
+    let by_sample = (name == "rope_scaled").then_some(("by_sample", 1.0));
+    known.copied().chain(by_sample).collect()
 }
 
 /// A name of the table that a seed decides.
@@ -157,7 +159,7 @@ fn argument(ty: &TensorType, r: &mut Draws) -> Tensor {
     let dims = ty.sizes().expect("sizes are bound");
     match ty.dtype {
         DType::U32 => r.key(),
-        DType::I32 if dims.is_empty() => r.ids(&dims, 0, 3),
+        DType::I32 if dims.len() < 2 => r.ids(&dims, 0, 3),
         DType::I32 => r.ids(&dims, -1, 5),
         _ => r.positive(&dims),
     }

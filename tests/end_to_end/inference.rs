@@ -12,9 +12,10 @@ use gantline::generation::{Generator, Options, plan_forward};
 use ir::ids::Ids;
 use ir::import::{Description, Model, import, read_config};
 use ir::{DType, Mesh};
-use runtime::beams::{BeamSearch, Hypothesis, NextLogitsOfBeams};
+use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::execute::{Batch, Classes, Session};
-use runtime::generate::{Ending, NextLogits, Sampling, generate};
+use runtime::generate::{Ending, NextLogits, NextLogitsOfMany, Sampling, generate};
+use runtime::in_flight::Request;
 use runtime::load::load_weights;
 use runtime::trace::Tracing;
 use runtime::weights::Weights;
@@ -154,38 +155,33 @@ struct Reread {
     logits: Vec<f32>,
 }
 
-impl Reread {
-    fn read(&mut self) -> Result<&[f32], runtime::Failure> {
-        self.logits.clear();
-        for sequence in &self.sequences {
-            self.model.read.clear();
-            self.logits.extend_from_slice(self.model.read(sequence)?);
-        }
-        Ok(&self.logits)
-    }
-}
-
-impl NextLogitsOfBeams for Reread {
-    fn read_prompt(&mut self, tokens: &[u32]) -> Result<&[f32], runtime::Failure> {
-        self.sequences.fill(tokens.to_vec());
-        let vocab = self.read()?.len() / self.sequences.len();
-        Ok(&self.logits[..vocab])
-    }
-
-    fn go_on(
-        &mut self,
-        copies: &[(usize, usize)],
-        tokens: &[u32],
-    ) -> Result<&[f32], runtime::Failure> {
-        for (from, to) in copies {
-            self.sequences[*to] = self.sequences[*from].clone();
-        }
-        self.sequences.iter_mut().zip(tokens).for_each(|(sequence, token)| sequence.push(*token));
-        self.read()
+impl NextLogitsOfMany for Reread {
+    fn sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     fn capacity(&self) -> usize {
         self.model.seq
+    }
+
+    fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], runtime::Failure> {
+        self.sequences[sequence] = prompt.to_vec();
+        self.model.read.clear();
+        self.model.read(prompt)
+    }
+
+    fn copy(&mut self, from: usize, to: usize) {
+        self.sequences[to] = self.sequences[from].clone();
+    }
+
+    fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], runtime::Failure> {
+        self.logits.clear();
+        for (sequence, token) in self.sequences.iter_mut().zip(tokens) {
+            sequence.push(token.unwrap_or(0));
+            self.model.read.clear();
+            self.logits.extend_from_slice(self.model.read(sequence)?);
+        }
+        Ok(&self.logits)
     }
 }
 
@@ -226,6 +222,51 @@ fn beams_are_those_of_a_model_without_caches() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Texts of several lengths that are continued side by side are those that are continued alone, to
+/// the token, on any mesh: more of them than sequences, and some that end before others.
+#[test]
+fn texts_side_by_side_are_those_alone() {
+    for case in CASES {
+        let all = [tokens(case, "prompt"), tokens(case, "generated")].concat();
+        let request = |at: usize| Request {
+            prompt: all[at % 3..][..1 + at * 3 % 7].to_vec(),
+            sampling: Sampling {
+                temperature: [0.0, 0.9][at % 2],
+                top_k: None,
+                top_p: None,
+                seed: at as u32,
+            },
+            ending: Ending { tokens_max: 1 + at * 5 % 8, stops: vec![at as u32] },
+        };
+        let requests: Vec<Request> = (0..7).map(request).collect();
+        for (mesh, dtype) in [
+            (mesh(1, 1, 1), DType::F32),
+            (mesh(1, 2, 1), DType::F32),
+            (mesh(1, 1, 2), DType::F32),
+            (mesh(2, 1, 1), DType::F64),
+        ] {
+            let texts = |sequences: usize| -> Vec<(Vec<u32>, bool)> {
+                let options = Options { capacity: 14, sequences, mesh, dtype, threads_per_rank: 1 };
+                let mut load = |session: &mut Session, model: &Model| {
+                    fill(case, session, model);
+                    Ok(())
+                };
+                let generator = Generator::new(&description(case), &options, &mut load);
+                let mut generator = generator.unwrap_or_else(|why| panic!("{case}: {why:?}"));
+                let mut found = vec![(Vec::new(), false); requests.len()];
+                let done = generator.continue_all(&requests, &mut |at, one| {
+                    found[at] = (one.tokens, one.is_stopped);
+                });
+                done.unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
+                found
+            };
+            let alone = texts(1);
+            assert!(alone.iter().any(|(text, _)| text.len() > 5), "{alone:?}");
+            assert_eq!(texts(3), alone, "{case} {mesh} {dtype}");
         }
     }
 }

@@ -129,17 +129,31 @@ fn summed(dims: &[usize], places: &[usize], x: &Tensor) -> Tensor {
 }
 
 pub(super) fn dynamic_slice(dim: usize, size: usize, x: &Tensor, at: &Tensor) -> Tensor {
-    slice(dim, clamped(at, x.dims[dim], size), size, x)
+    let dims = with(&x.dims, dim, size);
+    picked(&dims, &ranges(dim, size, &x.dims, at), x)
 }
 
 pub(super) fn dynamic_update_slice(dim: usize, x: &Tensor, update: &Tensor, at: &Tensor) -> Tensor {
     let mut out = x.clone();
-    write(dim, clamped(at, x.dims[dim], update.dims[dim]), update, &mut out);
+    out.data.put(&ranges(dim, update.dims[dim], &x.dims, at), &update.data);
     out
 }
 
-fn clamped(at: &Tensor, whole: usize, size: usize) -> usize {
-    (at.scalar().max(0.0) as usize).min(whole - size)
+/// The places in a tensor of its ranges of `size` along a dim, of which `at` says where all begin,
+/// or those of each point of the first dim. What would end past the end is moved back.
+fn ranges(dim: usize, size: usize, whole: &[usize], at: &Tensor) -> Vec<usize> {
+    let steps = strides(whole);
+    let of_range = with(whole, dim, size);
+    let start = |at: i64| at.clamp(0, (whole[dim] - size) as i64) as usize * steps[dim];
+    match (integers(at), &at.dims[..]) {
+        (ats, [_]) => {
+            let of_point = |(point, at): (usize, &i64)| {
+                places(&of_range[1..], &steps[1..], point * steps[0] + start(*at))
+            };
+            ats.iter().enumerate().flat_map(of_point).collect()
+        }
+        (ats, _) => places(&of_range, &steps, start(ats[0])),
+    }
 }
 
 fn write(dim: usize, start: usize, x: &Tensor, out: &mut Tensor) {

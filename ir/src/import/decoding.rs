@@ -53,10 +53,11 @@ pub struct Cache {
 
 /// Builds the entry `decode(weights…, caches…, tokens, position[, last]) -> (logits, caches…)`.
 ///
-/// Token `i` of a call stands at `position + i`, sees everything before it, and is written into
-/// the caches there. A prompt may be padded to the length of its bucket: what padding writes is
-/// not seen by the tokens before it, and is written over by those that follow. `position + tokens`
-/// must not exceed the capacity, since a range that would end past it is moved back.
+/// Token `i` of sample `b` stands at `position[b] + i`, sees everything of its sample before it,
+/// and is written into the caches there. A prompt may be padded to the length of its bucket: what
+/// padding writes is not seen by the tokens before it, and is written over by those that follow.
+/// `position[b] + tokens` must not exceed the capacity, since a range that would end past it is
+/// moved back.
 ///
 /// # Errors
 /// `E1107` for a graph, `E1108` for options that do not fit the model.
@@ -89,7 +90,7 @@ pub fn decoding(
         .flat_map(|layer| ["k", "v"].map(|which| format!("h.{layer}.{which}")))
         .map(|name| Cache { name, ty: cache.clone() })
         .collect();
-    let position = ("position", TensorType::scalar(DType::I32));
+    let position = ("position", positions());
     let placed = family.learned.map(|_| position.clone());
     maker.add_embed(&mut module, "embed_at", Mode::Eval, placed.as_slice());
     let cached = |_| vec![("k_cache", cache.clone()), ("v_cache", cache.clone()), position.clone()];
@@ -98,6 +99,11 @@ pub fn decoding(
     add_entry(&mut module, maker, &callees, &caches, options.logits);
     let model = model(description, family, module, vec!["decode".to_owned()]);
     Ok(Decoding { model, caches })
+}
+
+/// Where the tokens of a call begin, in each sample.
+fn positions() -> TensorType {
+    TensorType::new(DType::I32, [Dim::symbol(Dim::BATCH)])
 }
 
 /// The diagnostics of options that do not fit the model.
@@ -145,7 +151,7 @@ fn add_entry(
     let weights = maker.take_weights(&mut b);
     let caches: Vec<ValueId> = caches.iter().map(|c| b.param(&c.name, c.ty.clone())).collect();
     let tokens = b.param("tokens", ids);
-    let position = b.param("position", scalar.clone());
+    let position = b.param("position", positions());
     let last = (logits == LogitsOf::Last).then(|| b.param("last", scalar));
     let placed = maker.model.learned.map(|_| position);
     let operands = [tokens].into_iter().chain(weights.embed).chain(placed);

@@ -357,10 +357,11 @@ fn read_template(source: &'static str, text: &str) -> Option<Vec<Template>> {
     Some(heads.into_iter().map(template).collect())
 }
 
-/// The words of the conditions in a line.
+/// The words of the conditions in a line: of that of a block, and of those of items of lists.
 fn conditions(line: &str) -> impl Iterator<Item = &str> {
-    let begins = ["when ", " if "].into_iter().find_map(|word| line.find(word));
-    line[begins.unwrap_or(line.len())..].split([' ', ',', ']', '{'])
+    let block = line.find("when ").map_or("", |at| &line[at..]);
+    let items = line.split(" if ").skip(1).filter_map(|rest| rest.split([',', ']']).next());
+    items.chain([block]).flat_map(|condition| condition.split([' ', '{']))
 }
 
 /// Reads what is selected of a text: parameters, header lines, body.

@@ -46,7 +46,8 @@ const STEPS_MAX: usize = 50_000;
 const UNMASKED: f64 = (1_u64 << 30) as f64;
 
 /// What attention is when it is written without shared key heads, and without a mask, both of which
-/// the rules derive from the definition; and dropout whose draws have 16 bits.
+/// the rules derive from the definition; dropout whose draws have 16 bits; and rotations of samples
+/// that begin at positions of their own.
 const CASES: &[Case] = &[
     Case {
         composite: "attention",
@@ -74,10 +75,15 @@ const CASES: &[Case] = &[
     Case::with("dropout", &SHORT),
     Case::with("attention_dropout", &SHORT),
     Case::with("attention_dropout_bwd", &SHORT),
+    Case::with("rope", &BY_SAMPLE),
+    Case::with("rope_scaled", &BY_SAMPLE),
 ];
 
 /// Draws of 16 bits.
 const SHORT: [(&str, f64); 1] = [("short_draws", 1.0)];
+
+/// A position of each sample.
+const BY_SAMPLE: [(&str, f64); 1] = [("by_sample", 1.0)];
 
 /// An instance of a composite among the terms of a graph.
 pub(super) struct Found {

@@ -62,12 +62,20 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
             of_attention.push(r.key());
             (attention, of_attention)
         }
-        "rope" => (vec![("theta", 100.0)], vec![r.signed(&q), r.ids(&[], 0, 9)]),
+        "rope" => {
+            let by_sample = r.coin();
+            let at = r.ids(if by_sample { &q[..1] } else { &[] }, 0, 9);
+            let by_sample = f64::from(u8::from(by_sample));
+            (vec![("theta", 100.0), ("by_sample", by_sample)], vec![r.signed(&q), at])
+        }
         "rope_scaled" => {
             let scaling = [("by_pair", 0.3), ("by_frequency", 0.2), ("stretch", -0.75)];
             let attributes = [("theta", 100.0), ("offset", 0.1), ("gain", 1.2)];
-            let attributes = attributes.into_iter().chain(scaling).collect();
-            (attributes, vec![r.signed(&q), r.ids(&[], 0, 9)])
+            let by_sample = r.coin();
+            let at = r.ids(if by_sample { &q[..1] } else { &[] }, 0, 9);
+            let by_sample = ("by_sample", f64::from(u8::from(by_sample)));
+            let attributes = attributes.into_iter().chain(scaling).chain([by_sample]).collect();
+            (attributes, vec![r.signed(&q), at])
         }
         "experts" => {
             let (model, inner, count) = (1 + r.below(4), 1 + r.below(4), 1 + r.below(4));
@@ -317,7 +325,7 @@ fn add_offsets(attributes: &mut Vec<(&'static str, f64)>, factor: &Factor, start
 #[test]
 fn attention_in_pieces_is_attention() {
     let mut cut = BTreeMap::new();
-    for seed in seeds(60) {
+    for seed in seeds(80) {
         let mut r = Draws::new(seed);
         for (forward, backward) in
             [("attention", "attention_bwd"), ("attention_dropout", "attention_dropout_bwd")]
@@ -336,7 +344,7 @@ fn attention_in_pieces_is_attention() {
                 let not_cached = ["query_offset", "query_start", "documents", "bias_grad"];
                 attributes.retain(|(name, _)| !not_cached.contains(name));
                 let mut operands = operands[..if with_bias { 4 } else { 3 }].to_vec();
-                operands.push(Tensor::int(DType::I32, &[], vec![0]));
+                operands.push(r.ids(&operands[0].dims[..1], 0, 3));
                 let name = "attention_cached";
                 check_pieces(name, &attributes, &operands, (seed, &mut cut), &mut r);
             }

@@ -156,12 +156,14 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         Op::DynamicUpdateSlice { .. } => {
             let size = 1 + r.below(dims[dim]);
             let update = r.signed(&with(&dims, dim, size));
-            let operands = [r.signed(&dims), update, r.ids(&[], -1, 5)];
+            let at = if dim > 0 && r.coin() { &dims[..1] } else { &[] };
+            let operands = [r.signed(&dims), update, r.ids(at, -1, 5)];
             vec![case(Op::DynamicUpdateSlice { dim }, operands)]
         }
         Op::DynamicSlice { .. } => {
             let size = Dim::from(1 + r.below(dims[dim]));
-            let operands = [r.signed(&dims), r.ids(&[], -1, 5)];
+            let at = if dim > 0 && r.coin() { &dims[..1] } else { &[] };
+            let operands = [r.signed(&dims), r.ids(at, -1, 5)];
             vec![case(Op::DynamicSlice { dim, size }, operands)]
         }
         Op::Call { .. } => vec![case(op.clone(), [r.signed(&[2, 3]), r.ids(&[2], 0, 2)])],

@@ -471,19 +471,25 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
         + multiplier_bytes::<S>(a)
 }
 
-/// The attention with the position that a launch passes, if it does.
-pub(super) fn at_position(a: &Attention, inputs: &[View]) -> Attention {
-    let mut at = a.clone();
-    if a.position {
-        // SAFETY: the last input was checked to hold one number.
-        at.query_offset += i64::from(unsafe { *inputs[inputs.len() - 1].start::<i32>() });
+/// The positions of all samples that a launch passes; none where it passes none.
+pub(super) fn positions<'v>(a: &Attention, inputs: &'v [View]) -> &'v [i32] {
+    match inputs.last().filter(|_| a.position) {
+        // SAFETY: the last input was checked to hold a number per sample, and nobody writes it
+        // meanwhile.
+        Some(view) => unsafe { std::slice::from_raw_parts(view.start::<i32>(), a.batch) },
+        None => &[],
     }
-    at
+}
+
+/// The attention of a sample at its position.
+pub(super) fn at_position(a: &Attention, positions: &[i32], batch: usize) -> Attention {
+    let position = positions.get(batch).map_or(0, |position| i64::from(*position));
+    Attention { query_offset: a.query_offset + position, ..a.clone() }
 }
 
 /// Runs attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
-    let a = &at_position(a, inputs);
+    let positions = positions(a, inputs);
     let (q, k) = (input::<S>(a, &inputs[0], a.q), input::<S>(a, &inputs[1], a.k));
     let v = input::<S>(a, &inputs[2], a.v);
     let out = output::<S>(a, &outputs[0], a.out);
@@ -501,6 +507,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
         let (batch, head) = (task / query_tiles / a.heads, task / query_tiles % a.heads);
         let first = tile * QUERY_TILE;
         let documents = Documents::of(a, all_documents, batch);
+        let a = &at_position(a, positions, batch);
         cpu.isa.run(Forward {
             mask: Mask { attention: a, dropout: &dropout, documents, batch, head },
             first,

@@ -8,7 +8,7 @@
 use super::Cpu;
 use super::attention::{
     BiasRows, KEY_TILE, Mask, Running, Tensor, at_position, bias, input, load_up_to, output,
-    room_of, scale_row, seen_at_most, softmax_row, store_up_to,
+    positions, room_of, scale_row, seen_at_most, softmax_row, store_up_to,
 };
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, Scalar, Vector};
@@ -42,17 +42,21 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
 
 /// Runs attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
-    let a = &at_position(a, inputs);
+    let positions = positions(a, inputs);
     let (q, k) = (input::<S>(a, &inputs[0], a.q), input::<S>(a, &inputs[1], a.k));
     let (v, out) = (input::<S>(a, &inputs[2], a.v), output::<S>(a, &outputs[0], a.out));
     let bias = bias::<S>(a, inputs);
-    let mask = Mask { attention: a, dropout: &None, documents: None, batch: 0, head: 0 };
-    let visible = a.visible(a.queries.saturating_sub(1)).end;
-    let seen = visible.min(seen_at_most(a));
-    let cycles = (a.batch * a.heads * a.queries * seen * a.dim) as u64 / 4;
+    let seen_of = |batch: usize| {
+        let a = at_position(a, positions, batch);
+        a.visible(a.queries.saturating_sub(1)).end.min(seen_at_most(&a))
+    };
+    let seen: usize = (0..a.batch).map(seen_of).sum();
+    let cycles = (a.heads * a.queries * seen * a.dim) as u64 / 4;
     cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
         let (batch, kv_head) = (task / a.kv_heads, task % a.kv_heads);
-        cpu.isa.run(Few { mask: mask.clone(), batch, kv_head, q, k, v, out, bias, scratch });
+        let a = &at_position(a, positions, batch);
+        let mask = Mask { attention: a, dropout: &None, documents: None, batch: 0, head: 0 };
+        cpu.isa.run(Few { mask, batch, kv_head, q, k, v, out, bias, scratch });
     });
 }
 

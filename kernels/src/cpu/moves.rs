@@ -229,12 +229,15 @@ pub(super) fn rope<S: Scalar>(cpu: &Cpu, r: &Rope, inputs: &[View], outputs: &[V
         let head = scratch.take::<S>(if format == Format::Own { 0 } else { r.dim });
         for token in piece(r.batch * r.seq, tasks, task) {
             let (b, s) = (token / r.seq, token % r.seq);
-            // SAFETY: the input of positions was checked to hold one, or one per token.
+            // SAFETY: the input of positions was checked to hold one, or one per sample or token.
             let position = unsafe {
                 match r.positions {
                     Positions::From(offset) => (offset + s as u64) as f64,
                     Positions::FromInput(offset) => {
                         (offset + s as u64) as f64 + f64::from(*table.get())
+                    }
+                    Positions::FromInputs(offset) => {
+                        (offset + s as u64) as f64 + f64::from(*table.get().add(b))
                     }
                     Positions::Table => f64::from(*table.get().add(token)),
                 }

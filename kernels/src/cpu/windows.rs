@@ -1,4 +1,4 @@
-//! Windows of a buffer, at a position that is known at run time.
+//! Windows of a buffer, at positions that are known at run time.
 
 use super::Cpu;
 use super::view::{Shared, View, ViewMut};
@@ -11,8 +11,9 @@ const BYTES_PER_CYCLE: usize = 4;
 pub(super) fn place(cpu: &Cpu, w: &Window, inputs: &[View], outputs: &[ViewMut]) {
     let source = Shared::new(inputs[0].start::<u8>().cast_mut());
     let target = Shared::new(outputs[0].start::<u8>());
-    let (small, large, first) = strides(w, &inputs[1]);
+    let (small, large, positions) = strides(w, &inputs[1]);
     cpu.for_each(w.outer, cycles(w), 0, |outer, _| {
+        let first = first(w, positions, outer);
         // SAFETY: the arguments were checked to hold the window and the whole, in which the window
         // lies; a task writes its own part.
         unsafe {
@@ -26,8 +27,9 @@ pub(super) fn place(cpu: &Cpu, w: &Window, inputs: &[View], outputs: &[ViewMut])
 pub(super) fn take(cpu: &Cpu, w: &Window, inputs: &[View], outputs: &[ViewMut]) {
     let source = Shared::new(inputs[0].start::<u8>().cast_mut());
     let target = Shared::new(outputs[0].start::<u8>());
-    let (small, large, first) = strides(w, &inputs[1]);
+    let (small, large, positions) = strides(w, &inputs[1]);
     cpu.for_each(w.outer, cycles(w), 0, |outer, _| {
+        let first = first(w, positions, outer);
         // SAFETY: as in `place`.
         unsafe {
             let source = source.get().add(outer * large + first);
@@ -36,14 +38,20 @@ pub(super) fn take(cpu: &Cpu, w: &Window, inputs: &[View], outputs: &[ViewMut]) 
     });
 }
 
-/// Bytes of a window and of a whole per point of `outer`, and where the window starts.
-fn strides(w: &Window, position: &View) -> (usize, usize, usize) {
+/// Bytes of a window and of a whole per point of `outer`, and the positions.
+fn strides<'v>(w: &Window, positions: &'v View) -> (usize, usize, &'v [i32]) {
     assert!(w.len <= w.capacity, "a window is no longer than the whole");
-    // SAFETY: the position was checked to hold one number.
-    let position = unsafe { *position.start::<i32>() };
-    let first = usize::try_from(position).unwrap_or(0).min(w.capacity - w.len);
     let row = w.inner * w.dtype.size() as usize;
-    (w.len * row, w.capacity * row, first * row)
+    // SAFETY: the input was checked to hold them, and nobody writes it meanwhile.
+    let positions = unsafe { std::slice::from_raw_parts(positions.start::<i32>(), w.positions) };
+    (w.len * row, w.capacity * row, positions)
+}
+
+/// Bytes before the window of a point of `outer`.
+fn first(w: &Window, positions: &[i32], outer: usize) -> usize {
+    let position = positions[outer * w.positions / w.outer];
+    let first = usize::try_from(position).unwrap_or(0).min(w.capacity - w.len);
+    first * w.inner * w.dtype.size() as usize
 }
 
 fn cycles(w: &Window) -> u64 {

@@ -135,15 +135,22 @@ pub(super) fn is_together(a: &Attention, names: &Names) -> Option<String> {
     Some(format!("{} == {}", of(&own), of("(u64)j")))
 }
 
-/// Prints the stream and sample of dropout, and the `offset` of queries among keys.
+/// Prints the stream and sample of dropout and, where no launch passes a position, the `offset` of
+/// queries among keys.
 pub(super) fn print_scalars(a: &Attention, names: &Names, text: &mut Text) {
     if let (Some(key), Some(d)) = (&names.key, &a.dropout) {
         line!(text, "const u64 stream = stream_of({key}, {}u);", d.salt);
         line!(text, "const u64 sample = (u64){key}[3] + (u64)sample_offset;");
     }
-    match &names.position {
-        Some(position) => line!(text, "const i64 offset = query_offset + {position}[0];"),
-        None => line!(text, "const i64 offset = query_offset;"),
+    if names.position.is_none() {
+        line!(text, "const i64 offset = query_offset;");
+    }
+}
+
+/// Prints the `offset` of the queries of sample `b` among keys, where a launch passes a position.
+pub(super) fn print_offset(names: &Names, text: &mut Text) {
+    if let Some(position) = &names.position {
+        line!(text, "const i64 offset = query_offset + {position}[b];");
     }
 }
 
@@ -184,7 +191,7 @@ impl AttentionTile {
         match self.part {
             Part::Forward => self.print_forward(&names, text),
             Part::Delta { tile, counters } => {
-                self.print_query(text);
+                self.print_query(&names, text);
                 self.print_delta(&names, text);
                 let place = tile_of_queries(&self.attention, tile, &format!("s / {tile}"));
                 let (is_counter, place) = match counters {
@@ -214,7 +221,7 @@ impl AttentionTile {
     }
 
     /// Finds the warp's query, and what it sees.
-    fn print_query(&self, text: &mut Text) {
+    fn print_query(&self, names: &Names, text: &mut Text) {
         let Attention { batch, heads, queries, .. } = self.attention;
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
         line!(text, "const u64 item = (u64)blockIdx.x * {WARPS} + warp;");
@@ -222,6 +229,7 @@ impl AttentionTile {
         line!(text, "const u64 b = item / {}, h = item / {queries} % {heads};", heads * queries);
         line!(text, "const u64 s = item % {queries};");
         print_head(&self.attention, "h", text);
+        print_offset(names, text);
         self.print_visible(text);
     }
 
@@ -286,7 +294,7 @@ impl AttentionTile {
         let (memory, held) = (element(a.dtype), self.held());
         let lowest = number(dtype, f64::NEG_INFINITY);
         line!(text, "SHARED({compute}, weights, {THREADS});");
-        self.print_query(text);
+        self.print_query(names, text);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
         line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));
         line!(text, "const {memory}* v = {};", row_of(&names.v, a.v, "b", "0", "g"));
@@ -407,7 +415,7 @@ impl AttentionTile {
         let (memory, held) = (element(a.dtype), self.held());
         let lse = names.lse.as_deref().unwrap_or_default();
         line!(text, "SHARED({compute}, slopes, {THREADS});");
-        self.print_query(text);
+        self.print_query(names, text);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
         line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));
         line!(text, "const {memory}* v = {};", row_of(&names.v, a.v, "b", "0", "g"));

@@ -20,7 +20,9 @@ use std::fmt;
 
 use ir::DType;
 
-use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
+use super::attention::{
+    Names, Part, is_together, print_head, print_kept, print_offset, print_scalars, row_of,
+};
 use super::parameter::Parameter;
 use super::quads::QuadStore;
 use super::shared::{Fragments, Operand, SharedTile, copy};
@@ -255,6 +257,7 @@ impl FlashTile {
         let (a, memory) = (&self.attention, self.memory());
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
         print_tile_of_queries(a, self.query_tile, text);
+        print_offset(names, text);
         print_head(a, "h", text);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "first_query", "h"));
         line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));

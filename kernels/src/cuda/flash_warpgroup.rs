@@ -22,7 +22,9 @@ use std::fmt;
 
 use ir::DType;
 
-use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
+use super::attention::{
+    Names, Part, is_together, print_head, print_kept, print_offset, print_scalars, row_of,
+};
 use super::flash;
 use super::flash::{
     exponent_factor, is_plain, print_score, print_stored_row, print_tile_of_queries,
@@ -177,6 +179,7 @@ impl FlashWarpgroup {
         line!(text, "DYNAMIC_SHARED(q_tile, {});", self.shared_bytes());
         print_scalars(a, &names, text);
         print_tile_of_queries(a, QUERY_TILE, text);
+        print_offset(&names, text);
         print_head(a, "h", text);
         print_visible_keys(a, [QUERY_TILE, self.key_tile], text);
         // Loops whose number of tiles is known are unrolled, and spill registers.

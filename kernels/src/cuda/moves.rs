@@ -128,7 +128,9 @@ impl Move {
                 vec![Named::new("base", g.base)]
             }
             Move::Rope(r) => match r.positions {
-                Positions::From(offset) | Positions::FromInput(offset) => {
+                Positions::From(offset)
+                | Positions::FromInput(offset)
+                | Positions::FromInputs(offset) => {
                     vec![Named::fixed("offset", offset.cast_signed())]
                 }
                 Positions::Table => Vec::new(),
@@ -229,11 +231,14 @@ fn print_copy(c: &Copy, [source, target]: [&String; 2], text: &mut Text) {
 
 /// Prints `place`: where an element of the window lies in the whole.
 fn print_window(w: &Window, position: &str, text: &mut Text) {
-    let Window { len, capacity, inner, .. } = w;
+    let Window { outer, positions, len, capacity, inner, .. } = w;
     let most = capacity - len;
-    line!(text, "i64 first = {position}[0];");
-    line!(text, "first = first < 0 ? 0 : first > {most} ? {most} : first;");
     let (window, whole) = (len * inner, capacity * inner);
+    match positions {
+        1 => line!(text, "i64 first = {position}[0];"),
+        _ => line!(text, "i64 first = {position}[at / {}];", outer / positions * window),
+    }
+    line!(text, "first = first < 0 ? 0 : first > {most} ? {most} : first;");
     line!(
         text,
         "const u64 place = at / {window} * {whole} + (u64)first * {inner} + at % {window};"
@@ -323,6 +328,9 @@ fn print_rope(r: &Rope, names: &[String], text: &mut Text) {
     let position = match r.positions {
         Positions::From(_) => "(double)(offset + (i64)s)".to_owned(),
         Positions::FromInput(_) => format!("(double)(offset + (i64)s) + (double){}[0]", names[1]),
+        Positions::FromInputs(_) => {
+            format!("(double)(offset + (i64)s) + (double){}[b]", names[1])
+        }
         Positions::Table => format!("(double){}[token]", names[1]),
     };
     let sign = if r.inverse { "-1.0" } else { "1.0" };

@@ -122,14 +122,18 @@ fn fills_convert_their_value() {
 
 #[test]
 pub(crate) fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
-    for case in 0..12 {
+    for case in 0..16 {
         let mut random = Random::new(case);
         let (batch, seq, heads) = (1 + random.below(2), 1 + random.below(9), 1 + random.below(3));
         let dim = 2 * (1 + random.below(40));
         let frequency = |i: usize| 10_000_f64.powf(-2.0 * i as f64 / dim as f64);
         let layout = [seq * (heads + 1) * dim, (heads + 1) * dim, dim];
-        let positions =
-            random.pick(&[Positions::From(3), Positions::FromInput(2), Positions::Table]);
+        let positions = random.pick(&[
+            Positions::From(3),
+            Positions::FromInput(2),
+            Positions::FromInputs(2),
+            Positions::Table,
+        ]);
         let mut rope = Rope {
             batch,
             seq,
@@ -147,6 +151,7 @@ pub(crate) fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
         let position = |b: usize, s: usize| match positions {
             Positions::From(offset) => offset as f64 + s as f64,
             Positions::FromInput(offset) => offset as f64 + s as f64 + f64::from(table[0]),
+            Positions::FromInputs(offset) => offset as f64 + s as f64 + f64::from(table[b]),
             Positions::Table => f64::from(table[b * seq + s]),
         };
         let x = random.numbers(batch * layout[0]);
@@ -184,23 +189,25 @@ fn a_window_is_placed_and_taken_where_it_fits() {
     for case in 0..40 {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::F32, DType::F64, DType::I32, DType::Bool]);
-        let (outer, inner) = (1 + random.below(3), 1 + random.below(9));
+        let (positions, each, inner) =
+            (1 + random.below(3), 1 + random.below(2), 1 + random.below(9));
+        let outer = positions * each;
         let len = 1 + random.below(5);
         let capacity = len + random.below(6);
-        let w = Window { outer, len, capacity, inner, dtype };
-        let position = random.below(capacity + 4) as i32 - 2;
-        let first = position.clamp(0, (capacity - len) as i32) as usize;
+        let w = Window { outer, positions, len, capacity, inner, dtype };
+        let at: Vec<i32> = (0..positions).map(|_| random.below(capacity + 4) as i32 - 2).collect();
+        let first = |o: usize| at[o / each].clamp(0, (capacity - len) as i32) as usize;
         let small = Buffer::new(dtype, &random.numbers(outer * len * inner));
         let large = Buffer::new(dtype, &random.numbers(outer * capacity * inner));
         let (x, mut y) = (small.numbers(), large.numbers());
         let mut window = vec![0.0; x.len()];
         for i in 0..x.len() {
             let (o, rest) = (i / (len * inner), i % (len * inner));
-            let at = o * capacity * inner + first * inner + rest;
+            let at = o * capacity * inner + first(o) * inner + rest;
             window[i] = y[at];
             y[at] = x[i];
         }
-        let at = Buffer::I32(vec![position]);
+        let at = Buffer::I32(at);
         for isa in sets() {
             let take = Kernel::Take(w.clone());
             let got =

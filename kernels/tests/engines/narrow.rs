@@ -184,7 +184,8 @@ fn attention_is_that_of_f32_rounded() {
         inputs.extend(a.bias.map(|_| Buffer::new(dtype, &random_bias(&a, &mut random))));
         inputs.extend(document_input(&a));
         inputs.extend(key_input(&a));
-        inputs.extend(a.position.then(|| Buffer::I32(vec![random.below(a.keys) as i32])));
+        let positions = (0..a.batch).map(|_| random.below(a.keys) as i32).collect();
+        inputs.extend(a.position.then_some(Buffer::I32(positions)));
         let old = random_buffers(&mut random, &narrow.outputs());
         // Those of pairs are others, and compared with the materialised scores.
         let is_paired = dtype == DType::BF16 && a.window == 0 && !a.position;

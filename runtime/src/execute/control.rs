@@ -22,7 +22,7 @@ pub(super) struct Inputs {
     pub(super) tokens: Vec<i32>,
     pub(super) labels: Vec<i32>,
     pub(super) documents: Vec<i32>,
-    pub(super) position: i32,
+    pub(super) positions: Vec<i32>,
     pub(super) last: i32,
     pub(super) scalars: Scalars,
     /// Whether ranks look for the first value that is not finite.
@@ -61,7 +61,7 @@ impl Control {
             tokens: Vec::new(),
             labels: Vec::new(),
             documents: Vec::new(),
-            position: 0,
+            positions: Vec::new(),
             last: 0,
             scalars: Scalars::default(),
             examines: false,
@@ -147,6 +147,8 @@ impl Control {
                 samples.global(),
                 samples.seq
             );
+            let positions = batch.positions.len();
+            assert!([0, samples.global()].contains(&positions), "each sample has a position");
             let starts = batch.documents.chunks(samples.seq).flat_map(|row| row.iter().zip(0..));
             let mut is_start = starts.map(|(&start, token)| (0..=token).contains(&start));
             assert!(is_start.all(|holds| holds), "a document starts at one of its tokens");
@@ -157,7 +159,8 @@ impl Control {
         inputs.tokens.extend_from_slice(batch.tokens);
         inputs.labels.clear();
         inputs.labels.extend_from_slice(batch.labels);
-        inputs.position = batch.position;
+        inputs.positions.clear();
+        inputs.positions.extend_from_slice(batch.positions);
         inputs.last = batch.last;
         inputs.scalars = scalars;
         inputs.examines = examines;

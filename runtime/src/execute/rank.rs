@@ -276,7 +276,10 @@ impl Runner {
                     put(&values, |x| (x as f32).to_le_bytes(), target);
                 }
             }
-            Feed::Position => put(&[inputs.position], i32::to_le_bytes, target),
+            Feed::Position => {
+                let samples = samples.expect("who feeds positions has samples");
+                put(&inputs.positions[first..first + samples.size], i32::to_le_bytes, target);
+            }
             Feed::Last => put(&[inputs.last], i32::to_le_bytes, target),
         }
     }

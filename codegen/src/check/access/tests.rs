@@ -220,7 +220,9 @@ fn rope(r: &mut Draws) -> Kernel {
         [seq * wide * dim, wide * dim, dim]
     };
     let (x, y) = (lies(), lies());
-    let positions = [Positions::From(3), Positions::FromInput(1), Positions::Table][r.below(3)];
+    let positions =
+        [Positions::From(3), Positions::FromInput(1), Positions::FromInputs(1), Positions::Table]
+            [r.below(4)];
     let frequencies = (0..half).map(|at| 1.0 / (1 + at) as f64).collect();
     let (inverse, dtype) = (r.coin(), DType::F32);
     let gain = 1.0;
@@ -255,8 +257,9 @@ fn with_gradient_of_bias(a: Attention) -> Attention {
 }
 
 fn window(r: &mut Draws) -> Window {
-    let [outer, len, inner] = [0; 3].map(|_| r.size());
-    Window { outer, len, capacity: len + 1 + r.below(3), inner, dtype: DType::F32 }
+    let [positions, more, len, inner] = [0; 4].map(|_| r.size());
+    let outer = positions * more;
+    Window { outer, positions, len, capacity: len + 1 + r.below(3), inner, dtype: DType::F32 }
 }
 
 /// Gates, as all numbers of inputs, are not 0.

@@ -17,7 +17,7 @@
 //! | `constant_like VALUE %x` | a number in the dims of `x` |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
-//! | `position` | the position of the first token |
+//! | `position` | the position of the first token; in decoding, that of each sample |
 //! | `positions %tokens` | the positions of the tokens, in their documents where these are given |
 //! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` that it lacks |
 //!
@@ -540,9 +540,11 @@ impl Making<'_> {
         position: ValueId,
     ) -> ValueId {
         let seq = self.body.value("S").size().unwrap_or(1);
+        let by_sample = (b.ty(position).ndim() > 0).then_some(("by_sample", 1.0));
         match rotary.angles(seq) {
             Angles::Formula(theta, None) if rotary.gain == 1.0 => {
-                b.composite(name, "rope", &[("theta", theta)], &[x, position])[0]
+                let attributes: Vec<_> = [("theta", theta)].into_iter().chain(by_sample).collect();
+                b.composite(name, "rope", &attributes, &[x, position])[0]
             }
             Angles::Formula(theta, ramp) => {
                 let none = Ramp { offset: 0.0, by_pair: 0.0, by_frequency: 0.0, stretch: 0.0 };
@@ -555,6 +557,7 @@ impl Making<'_> {
                     ("stretch", ramp.stretch),
                     ("gain", rotary.gain),
                 ];
+                let attributes: Vec<_> = attributes.into_iter().chain(by_sample).collect();
                 b.composite(name, "rope_scaled", &attributes, &[x, position])[0]
             }
             Angles::Table(table) => self.turn_by(b, name, &table, rotary.gain, [x, position]),
@@ -571,12 +574,16 @@ impl Making<'_> {
         [x, position]: [ValueId; 2],
     ) -> ValueId {
         let (x_ty, wide) = (b.ty(x).clone(), self.body.wide());
-        let grid = vec![x_ty.dims[1].clone(), Dim::from(table.len())];
-        let row = b.iota("row", 0, DType::I32, grid.clone());
-        let from = b.broadcast_like("from", position, row);
+        let samples = b.ty(position).dims.clone();
+        let of_samples = samples.len();
+        let grid: Vec<Dim> =
+            samples.into_iter().chain([x_ty.dims[1].clone(), Dim::from(table.len())]).collect();
+        let row = b.iota("row", of_samples, DType::I32, grid.clone());
+        let new = vec![of_samples, of_samples + 1];
+        let from = b.push("from", Op::Broadcast { new, dims: grid.clone() }, &[position]);
         let at = b.add("at", row, from);
         let at = b.push("at_wide", Op::Cast { dtype: wide }, &[at]);
-        let pair = b.iota("pair", 1, DType::I32, grid.clone());
+        let pair = b.iota("pair", of_samples + 1, DType::I32, grid.clone());
         let ty = TensorType::new(wide, grid);
         let mut frequency = b.constant("frequency", table[0], ty.clone());
         for (i, value) in table.iter().enumerate().skip(1) {
@@ -597,7 +604,8 @@ impl Making<'_> {
             let wave = b.unary(name, unary, angle);
             let wave = b.mul(&format!("{name}_gain"), wave, gain);
             let wave = b.push(&format!("{name}_t"), Op::Cast { dtype: x_ty.dtype }, &[wave]);
-            let spread = Op::Broadcast { new: vec![0, 2], dims: half.clone() };
+            let new = if of_samples == 0 { vec![0, 2] } else { vec![2] };
+            let spread = Op::Broadcast { new, dims: half.clone() };
             b.push(&format!("{name}_x"), spread, &[wave])
         });
         let part = |start| Op::Slice { dim: 3, start, size: table.len() };
@@ -631,20 +639,18 @@ fn linear(b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
     b.add(name, product, wide)
 }
 
-/// The positions `i32[S]` of the tokens: from 0 or, where there is one, from `position` on. With
-/// `documents`, those in each token's document, `i32[B, S]`.
+/// The positions `i32[S]` of the tokens, from 0 on; where there is a `position`, those of each
+/// sample from it on, `i32[B, S]`. With `documents`, those in each token's document, `i32[B, S]`.
 fn positions(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
     let dims = b.ty(tokens).dims.clone();
     if let Some(documents) = b.function().find(DOCUMENTS) {
         let row = b.iota("row", 1, DType::I32, dims);
         return b.binary("at", Binary::Sub, row, documents);
     }
-    let row = b.iota("row", 0, DType::I32, vec![dims[1].clone()]);
-    match b.function().find("position") {
-        Some(position) => {
-            let from = b.broadcast_like("from", position, row);
-            b.add("at", row, from)
-        }
-        None => row,
-    }
+    let Some(position) = b.function().find("position") else {
+        return b.iota("row", 0, DType::I32, vec![dims[1].clone()]);
+    };
+    let row = b.iota("row", 1, DType::I32, dims.clone());
+    let from = b.push("from", Op::Broadcast { new: vec![1], dims }, &[position]);
+    b.add("at", row, from)
 }

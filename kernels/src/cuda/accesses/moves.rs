@@ -158,6 +158,7 @@ fn rope(r: &Rope) -> Threads<'_> {
         match r.positions {
             Positions::From(_) => {}
             Positions::FromInput(_) => warp.access(positions, lane, 0),
+            Positions::FromInputs(_) => warp.access(positions, lane, 4 * b as u64),
             Positions::Table => warp.access(positions, lane, 4 * token as u64),
         }
         for h in 0..r.heads {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ir::plan::Optimizer;
-use ir::program::{Buffer, BufferId, Contents, Program, ShardRole, Step};
+use ir::program::{Buffer, BufferId, Contents, Feed, Program, ShardRole, Step};
 
 use super::Rank;
 use crate::check::memory::Owner;
@@ -211,7 +211,7 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
             Some(Rest { bytes: 2 * buffer.dtype.size(), is_changed: true, is_sum: true })
         }
         Contents::Stats if phase == Phase::Step => rest(true, true),
-        Contents::Cache(_) => rest(matches!(phase, Phase::Entry(_)), false),
+        Contents::Cache(_) => rest(is_written_by(phase, program, buffer), false),
         Contents::Output if gives(phase, program, index) => rest(true, false),
         Contents::Stats
         | Contents::Grad(_)
@@ -224,6 +224,16 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
         | Contents::Activation
         | Contents::Frame => None,
     }
+}
+
+/// Whether a phase writes into a cache: an entry does into those of as many samples as it is told
+/// positions of.
+fn is_written_by(phase: Phase, program: &Program, cache: &Buffer) -> bool {
+    let Phase::Entry(entry) = phase else { return false };
+    program.entries[entry].steps.iter().any(|step| {
+        let Step::Feed { feed: Feed::Position, buffer, .. } = step else { return false };
+        program.buffers[buffer.0 as usize].sizes.first() == cache.sizes.first()
+    })
 }
 
 /// Whether the host reads a buffer after an entry.

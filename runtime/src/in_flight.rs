@@ -1,0 +1,298 @@
+//! In-flight batching: more texts are continued than a model reads side by side, and each that ends
+//! makes room for the next at once (Yu et al. 2022, iteration-level scheduling).
+//!
+//! A text is the one that [`generate`](crate::generate::generate) writes alone: draws follow from
+//! its own sampling and its own positions, and never from its neighbours.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use crate::error::Failure;
+use crate::generate::{Ending, NextLogitsOfMany, Sampling, check_prompt, not_finite};
+
+/// A text to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The tokens of the text.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// When it ends.
+    pub ending: Ending,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Continuation {
+    /// The new tokens, without a stop token.
+    pub tokens: Vec<u32>,
+    /// Whether a stop token ends it.
+    pub is_stopped: bool,
+    /// Seconds from the start of the run to its first new token, and to its last.
+    pub seconds: [f64; 2],
+}
+
+/// A request in one of the model's sequences.
+struct Going {
+    /// Its number.
+    number: usize,
+    request: Request,
+    tokens: Vec<u32>,
+    /// Seconds to its first token.
+    first_s: f64,
+}
+
+/// What a run keeps.
+struct Run<'a> {
+    start: Instant,
+    capacity: usize,
+    /// Told of each that ends, by its number.
+    each: &'a mut dyn FnMut(usize, Continuation),
+}
+
+/// Continues requests until `next` has no more; `each` is told of every one that ends, with its
+/// number. Each is read into the first sequence that is free.
+///
+/// # Errors
+/// As [`generate`](crate::generate::generate), of the first request that fails.
+pub fn continue_all(
+    model: &mut dyn NextLogitsOfMany,
+    next: &mut dyn FnMut() -> Option<(usize, Request)>,
+    each: &mut dyn FnMut(usize, Continuation),
+) -> Result<(), Failure> {
+    let mut run = Run { start: Instant::now(), capacity: model.capacity(), each };
+    let mut sequences: Vec<Option<Going>> = (0..model.sequences()).map(|_| None).collect();
+    let mut free: VecDeque<usize> = (0..sequences.len()).collect();
+    loop {
+        while let Some(place) = free.front().copied() {
+            let Some((number, request)) = next() else { break };
+            sequences[place] = run.begin(model, place, number, request)?;
+            if sequences[place].is_some() {
+                free.pop_front();
+            }
+        }
+        if free.len() == sequences.len() {
+            return Ok(());
+        }
+        let last = |going: &Option<Going>| going.as_ref()?.tokens.last().copied();
+        let tokens: Vec<Option<u32>> = sequences.iter().map(last).collect();
+        let logits = model.go_on(&tokens)?;
+        let vocab = logits.len() / sequences.len();
+        for (place, (sequence, row)) in sequences.iter_mut().zip(logits.chunks(vocab)).enumerate() {
+            let Some(going) = sequence.take() else { continue };
+            *sequence = run.choose(going, row)?;
+            if sequence.is_none() {
+                free.push_back(place);
+            }
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Reads a prompt and chooses its first token; none where that ends it.
+    fn begin(
+        &mut self,
+        model: &mut dyn NextLogitsOfMany,
+        place: usize,
+        number: usize,
+        request: Request,
+    ) -> Result<Option<Going>, Failure> {
+        check_prompt(&request.prompt, self.capacity)?;
+        let going = Going { number, request, tokens: Vec::new(), first_s: 0.0 };
+        if going.request.ending.tokens_max == 0 {
+            self.end(going, false);
+            return Ok(None);
+        }
+        let logits = model.begin(place, &going.request.prompt)?;
+        self.choose(going, logits)
+    }
+
+    /// Chooses the next token of a sequence; none where it ends.
+    fn choose(&mut self, mut going: Going, logits: &[f32]) -> Result<Option<Going>, Failure> {
+        let Request { prompt, sampling, ending } = &going.request;
+        let position = prompt.len() + going.tokens.len();
+        let token = sampling.choose(logits, position).ok_or_else(|| not_finite(position))?;
+        if going.tokens.is_empty() {
+            going.first_s = self.start.elapsed().as_secs_f64();
+        }
+        if ending.stops.contains(&token) {
+            self.end(going, true);
+            return Ok(None);
+        }
+        going.tokens.push(token);
+        // The last token is new, and is not read.
+        if going.tokens.len() == ending.tokens_max || position + 1 > self.capacity {
+            self.end(going, false);
+            return Ok(None);
+        }
+        Ok(Some(going))
+    }
+
+    fn end(&mut self, going: Going, is_stopped: bool) {
+        let seconds = [going.first_s, self.start.elapsed().as_secs_f64()];
+        (self.each)(going.number, Continuation { tokens: going.tokens, is_stopped, seconds });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use ir::random::mix;
+
+    use super::*;
+    use crate::generate::{NextLogits, generate};
+
+    const VOCAB: usize = 6;
+
+    /// Sequences as a model holds them; logits follow from the tokens.
+    struct Held {
+        sequences: Vec<Option<Vec<u32>>>,
+        capacity: usize,
+        logits: Vec<f32>,
+        /// Calls, and the sequences that read a token in them.
+        calls: Vec<usize>,
+    }
+
+    impl Held {
+        fn of(sequences: usize, capacity: usize) -> Held {
+            let sequences = vec![None; sequences];
+            Held { sequences, capacity, logits: Vec::new(), calls: Vec::new() }
+        }
+    }
+
+    fn logits_after(sequence: &[u32]) -> Vec<f32> {
+        let state = sequence.iter().fold(mix(7), |at, token| mix(at ^ (u64::from(*token) + 1)));
+        (0..VOCAB as u64).map(|token| (mix(state ^ (token << 32)) >> 40) as f32 / 4e6).collect()
+    }
+
+    impl NextLogitsOfMany for Held {
+        fn sequences(&self) -> usize {
+            self.sequences.len()
+        }
+
+        fn capacity(&self) -> usize {
+            self.capacity
+        }
+
+        fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], Failure> {
+            self.sequences[sequence] = Some(prompt.to_vec());
+            self.logits = logits_after(prompt);
+            Ok(&self.logits)
+        }
+
+        fn copy(&mut self, from: usize, to: usize) {
+            self.sequences[to] = self.sequences[from].clone();
+        }
+
+        fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], Failure> {
+            self.calls.push(tokens.iter().flatten().count());
+            self.logits.clear();
+            for (sequence, token) in self.sequences.iter_mut().zip(tokens) {
+                match (token, sequence) {
+                    (Some(token), Some(sequence)) => {
+                        sequence.push(*token);
+                        assert!(sequence.len() <= self.capacity, "the model has room");
+                        self.logits.extend(logits_after(sequence));
+                    }
+                    (None, sequence) => {
+                        *sequence = None;
+                        self.logits.extend([f32::NAN; VOCAB]);
+                    }
+                    (Some(_), None) => panic!("a sequence goes on that has read nothing"),
+                }
+            }
+            Ok(&self.logits)
+        }
+    }
+
+    /// One sequence.
+    struct Alone(Vec<u32>, usize, Vec<f32>);
+
+    impl NextLogits for Alone {
+        fn read(&mut self, tokens: &[u32]) -> Result<&[f32], Failure> {
+            self.0.extend(tokens);
+            self.2 = logits_after(&self.0);
+            Ok(&self.2)
+        }
+
+        fn capacity(&self) -> usize {
+            self.1
+        }
+    }
+
+    fn requests(seed: u64, capacity: usize) -> Vec<Request> {
+        let drawn = |at: u64, below: u64| (mix(seed ^ (at << 40)) % below) as usize;
+        let request = |at: u64| Request {
+            prompt: (0..=drawn(9 * at, capacity as u64)).map(|i| (i % VOCAB) as u32).collect(),
+            sampling: Sampling {
+                temperature: [0.0, 1.0][drawn(9 * at + 1, 2)],
+                top_k: None,
+                top_p: None,
+                seed: drawn(9 * at + 2, 100) as u32,
+            },
+            ending: Ending {
+                tokens_max: drawn(9 * at + 3, 9),
+                stops: vec![vec![], vec![0], vec![1, 2]].swap_remove(drawn(9 * at + 4, 3)),
+            },
+        };
+        (0..1 + drawn(500, 12) as u64).map(request).collect()
+    }
+
+    #[test]
+    fn texts_side_by_side_are_those_alone() {
+        let base = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+        for seed in base..base + 300 {
+            let capacity = 1 + (mix(seed) % 12) as usize;
+            let requests = requests(seed, capacity);
+            let sequences = 1 + (mix(seed ^ 3) % 5) as usize;
+            let mut model = Held::of(sequences, capacity);
+            let mut waiting = requests.iter().cloned().enumerate();
+            let mut found = vec![None; requests.len()];
+            let mut each = |number: usize, one: Continuation| {
+                assert!(found[number].replace(one).is_none(), "SEED={seed}: it ends once");
+            };
+            let done = continue_all(&mut model, &mut || waiting.next(), &mut each);
+            assert!(done.is_ok(), "SEED={seed}");
+            for (at, request) in requests.iter().enumerate() {
+                let found = found[at].as_ref().unwrap_or_else(|| panic!("SEED={seed}: {at}"));
+                let mut alone = Alone(Vec::new(), capacity, Vec::new());
+                let Request { prompt, sampling, ending } = request;
+                let mut each = |_| ControlFlow::Continue(());
+                let wanted = generate(&mut alone, prompt, sampling, ending, &mut each);
+                let wanted = wanted.unwrap_or_else(|_| panic!("SEED={seed}: it is generated"));
+                assert_eq!(found.tokens, wanted, "SEED={seed}: {request:?}");
+                let is_full = prompt.len() + wanted.len() > capacity;
+                let is_cut = wanted.len() == ending.tokens_max || is_full;
+                assert_eq!(found.is_stopped, !is_cut, "SEED={seed}: {request:?}");
+                assert!(found.seconds[0] <= found.seconds[1]);
+            }
+            // While somebody waits, no sequence is idle.
+            let tokens: usize = model.calls.iter().sum();
+            let busy = model.calls.iter().filter(|count| **count == sequences).count();
+            let longest = requests.iter().map(|r| r.ending.tokens_max).max().unwrap_or(0);
+            assert!(model.calls.len() <= busy + longest, "SEED={seed}: {tokens} in {model:?}");
+        }
+    }
+
+    impl std::fmt::Debug for Held {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "{:?}", self.calls)
+        }
+    }
+
+    #[test]
+    fn a_request_that_does_not_fit_is_told() {
+        let ending = Ending { tokens_max: 3, stops: Vec::new() };
+        for prompt in [vec![], vec![0; 9]] {
+            let request = Request { prompt, sampling: Sampling::GREEDY, ending: ending.clone() };
+            let mut waiting = [(0, request)].into_iter();
+            let done =
+                continue_all(&mut Held::of(2, 8), &mut || waiting.next(), &mut |_, _| panic!());
+            match done {
+                Err(Failure::Input(diagnostics)) => assert_eq!(diagnostics[0].code, "E4060"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
