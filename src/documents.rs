@@ -114,6 +114,7 @@ documents! {
     Fit "fit",
     Fusions "fusions",
     Generate "generate",
+    Continued "continued",
     Infeasible "infeasible",
     Inference "inference",
     Inspect "inspect",

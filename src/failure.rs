@@ -37,6 +37,7 @@
 //! | `E5019` | a file that is no text | 6 |
 //! | `E5020` | less memory is left than a run needs | 7 |
 //! | `E5021` | a `generation_config.json` that cannot be read | 6 |
+//! | `E5022` | a line of `--prompts` that is no prompt | 6 |
 //! | `W5018` | columns of a table that nothing reads | 0 |
 
 use std::fs;

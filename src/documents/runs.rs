@@ -106,6 +106,42 @@ pub struct BeamRow {
     pub finish_reason: String,
 }
 
+/// Texts that were continued side by side.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Continued {
+    /// The texts, in the order of the file.
+    pub texts: Vec<ContinuedRow>,
+    /// Replicas of the model.
+    pub replicas: u64,
+    /// Texts that each continues side by side.
+    pub slots: u64,
+    /// New tokens of all texts.
+    pub new_tokens: u64,
+    /// Seconds that all of them took.
+    pub seconds: f64,
+    /// New tokens per second.
+    pub tokens_per_s: f64,
+    /// Seconds to the first new token of a text, the median.
+    pub median_first_s: f64,
+}
+
+/// A text that was continued beside others.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ContinuedRow {
+    /// Prompt and continuation.
+    pub text: String,
+    /// The new tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Seconds from the start of all to its first new token.
+    pub first_s: f64,
+    /// Seconds from the start of all to its last.
+    pub last_s: f64,
+    /// `length` at the limit or the end of the context, `stop` at a token that ends texts.
+    pub finish_reason: String,
+}
+
 /// Predictions beside measured runs.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Validate {

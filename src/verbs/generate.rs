@@ -1,6 +1,7 @@
 //! `generate RUN|DIR --prompt …`: a text continued.
 
 mod beams;
+mod prompts;
 
 use std::io::{IsTerminal, Read};
 use std::ops::ControlFlow;
@@ -30,6 +31,7 @@ use beams::Asked;
 /// Headings of the help.
 const SAMPLING: &str = "How tokens are drawn";
 const BEAMS: &str = "Beam search";
+const MANY: &str = "Many texts";
 const WHERE: &str = "Where it runs";
 
 /// Flags of `generate`.
@@ -83,6 +85,35 @@ pub struct Args {
         help_heading = BEAMS
     )]
     pub length_penalty: f64,
+    /// Continue many texts: a file with a line for each, which is a JSON string, or an object as
+    /// {"prompt": "…", "max_tokens": 64}
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["prompt", "beams"],
+        help_heading = MANY
+    )]
+    pub prompts: Option<PathBuf>,
+    /// Texts that a replica continues side by side, at most; each that ends makes room for the next
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "8",
+        value_parser = positive,
+        requires = "prompts",
+        help_heading = MANY
+    )]
+    pub slots: usize,
+    /// Replicas of the model, each with texts of its own
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        value_parser = positive,
+        requires = "prompts",
+        help_heading = MANY
+    )]
+    pub dp: usize,
     /// Tensor-parallel ranks
     #[arg(
         long,
@@ -191,21 +222,16 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         None => tokenizer.doubt(),
     };
     doubts.iter().for_each(|doubt| output::note(&failure::draw(doubt)));
-    let prompt_text = prompt(args)?;
-    let prompt = tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
-    let capacity = (prompt.len() + args.max_tokens).min(positions_max(&description)).max(1);
-    let mesh = Mesh { pp: args.pp, dp: 1, tp: args.tp, ..Mesh::ONE };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = Options {
-        capacity,
-        sequences: args.beams.unwrap_or(1),
-        mesh,
-        dtype: args.dtype.unwrap_or_else(|| origin.usual_dtype()),
-        threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
-    };
-    let mut fill = |session: &mut Session, model: &Model| origin.fill(session, model);
-    let mut generator = Generator::new(&description, &options, &mut fill)?;
     let stops = stops(&folder, &tokenizer, vocab)?;
+    let trained = Trained { description, origin, tokenizer, stops };
+    if let Some(file) = &args.prompts {
+        return prompts::answer(args, &trained, file, &sampling);
+    }
+    let prompt_text = prompt(args)?;
+    let prompt = trained.tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
+    let capacity = trained.capacity(&[(prompt.len(), args.max_tokens)]);
+    let mut generator = trained.generator(args, capacity, [1, args.beams.unwrap_or(1)])?;
+    let Trained { tokenizer, stops, .. } = trained;
     let ending = Ending { tokens_max: args.max_tokens, stops };
     if args.beams.is_some() {
         let asked = Asked { text: &prompt_text, tokens: &prompt };
@@ -246,6 +272,44 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     told.tell(args);
     Ok(Exit::Success)
+}
+
+/// A model with weights and what is beside it.
+struct Trained {
+    description: Description,
+    origin: Origin,
+    tokenizer: Tokenizer,
+    /// Tokens that end a text.
+    stops: Vec<u32>,
+}
+
+impl Trained {
+    /// Tokens of the longest of some texts, of each of which there are tokens of the prompt and new
+    /// ones at most, as far as the model has positions.
+    fn capacity(&self, texts: &[(usize, usize)]) -> usize {
+        let longest = texts.iter().map(|(prompt, new)| prompt.saturating_add(*new)).max();
+        longest.unwrap_or(1).min(positions_max(&self.description)).max(1)
+    }
+
+    /// Replicas that each continue some texts side by side, as the flags say.
+    fn generator(
+        &self,
+        args: &Args,
+        capacity: usize,
+        [dp, sequences]: [usize; 2],
+    ) -> Result<Generator, Failure> {
+        let mesh = Mesh { pp: args.pp, dp, tp: args.tp, ..Mesh::ONE };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = Options {
+            capacity,
+            sequences,
+            mesh,
+            dtype: args.dtype.unwrap_or_else(|| self.origin.usual_dtype()),
+            threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
+        };
+        let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
+        Generator::new(&self.description, &options, &mut fill)
+    }
 }
 
 /// Tokens that end a text: those of the tokeniser, and those that the first file beside the model

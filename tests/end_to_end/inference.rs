@@ -394,3 +394,66 @@ fn the_likeliest_texts_are_found() {
         assert!(errors.contains(said), "{wrong}: {errors}");
     }
 }
+
+/// Many texts of a file are continued as each of them alone, whatever goes on beside it; what the
+/// file says wrongly is told with its line.
+#[test]
+fn prompts_of_a_file_are_continued_as_each_alone() {
+    let scratch = tiny("prompts");
+    let flags = "--data text --seq 16 --gbs 2 --val-every 0 --from-scratch --steps 2";
+    scratch.answer(&format!("train tiny {flags} --out run"));
+    let prompts = ["line", "a", "the second line", "li", "ne 3"];
+    let lines = prompts.iter().enumerate().map(|(at, prompt)| match at % 2 {
+        0 => json!(prompt).to_string(),
+        _ => json!({ "prompt": prompt, "max_tokens": 2 + at }).to_string(),
+    });
+    scratch.write("prompts.jsonl", &lines.collect::<Vec<_>>().join("\n\n"));
+    let alone = |at: usize| {
+        let new = if at % 2 == 0 { 4 } else { 2 + at };
+        let seed = 9 + at;
+        let line = format!("generate run --max-tokens {new} --seed {seed} --json --prompt");
+        let mut command = scratch.command(&[], &line);
+        let output = command.arg(prompts[at]).output().expect("the program starts");
+        serde_json::from_slice(&output.stdout).expect("the answer is one document")
+    };
+    let alone: Vec<Value> = (0..prompts.len()).map(alone).collect();
+    let line = "generate run --prompts prompts.jsonl --max-tokens 4 --seed 9";
+    for flags in
+        ["--slots 8", "--slots 1", "--slots 2 --dp 2", "--tp 2", "--pp 2 --slots 3", "--dp 99"]
+    {
+        let found = scratch.json(&format!("{line} --json {flags}"));
+        let texts = found["texts"].as_array().expect("texts");
+        assert_eq!(texts.len(), prompts.len(), "{flags}");
+        for (one, alone) in texts.iter().zip(&alone) {
+            for key in ["text", "tokens", "prompt_tokens", "finish_reason"] {
+                assert_eq!(one[key], alone[key], "{flags}");
+            }
+        }
+        let new: usize = texts.iter().map(|one| one["tokens"].as_array().map_or(0, Vec::len)).sum();
+        assert_eq!(found["new_tokens"], new as u64, "{flags}");
+        let count = |key: &str| found[key].as_u64().expect("a count");
+        assert!(count("slots") * count("replicas") <= 6, "no slot is for nothing: {found}");
+    }
+    let told = scratch.answer(line);
+    let wanted: Vec<&str> = alone.iter().map(|one| one["text"].as_str().expect("a text")).collect();
+    assert_eq!(told.trim_end(), wanted.join("\n").trim_end());
+    scratch.write("empty", "\n");
+    scratch.write("wrong", "\"a\"\n{\"prompt\": \"a\", \"tokens\": 3}\n");
+    scratch.write("long", &json!("a".repeat(400)).to_string());
+    scratch.write("nothing", "\"\"");
+    for (flags, code, said) in [
+        ("--prompts empty", 2, "has no prompts"),
+        ("--prompts absent", 2, "there is no file"),
+        ("--prompts wrong", 6, "2 | {\"prompt\": \"a\", \"tokens\": 3}"),
+        ("--prompts long", 2, "E4060"),
+        ("--prompts nothing", 2, "1 | \"\""),
+        ("--prompts prompts.jsonl --beams 2", 2, "--beams"),
+        ("--slots 2", 2, "--prompts"),
+        ("--prompts prompts.jsonl --dp 0", 2, "--dp"),
+    ] {
+        let output = scratch.run(&format!("generate run {flags}"));
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{flags}: {told}");
+        assert!(told.contains(said), "{flags}: {told}");
+    }
+}

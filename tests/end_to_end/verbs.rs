@@ -824,6 +824,7 @@ const ANSWERED: &[&str] = &[
     "checkpoint ls run --json",
     "generate run --prompt line --max-tokens 2 --json",
     "generate run --prompt line --max-tokens 2 --beams 3 --json",
+    "generate run --prompts prompts.jsonl --max-tokens 2 --json",
     "doctor --json",
     "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
     "cost llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --tokens 1B --json",
@@ -855,6 +856,7 @@ const ANSWERED: &[&str] = &[
 fn documents_are_as_their_schemas_say() {
     let scratch = tiny("schema");
     scratch.write("mixed.toml", MIXED);
+    scratch.write("prompts.jsonl", "\"line\"\n{\"prompt\": \"a\", \"max_tokens\": 3}\n");
     let mut seen = BTreeSet::new();
     let mut documents: Vec<Value> = ANSWERED.iter().map(|line| scratch.json(line)).collect();
     let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/measured_runs.csv");
