@@ -2,28 +2,24 @@
 //!
 //! ```text
 //! description ─decoding→ modules, one per length ─plan→ one plan
-//! modules × plan ─compile→ one program ─start→ decoder
+//! modules × plan ─compile→ one program ─start→ a decoder of each replica
 //! ```
 //!
 //! All lengths share weights and caches, so they share a plan: it is made for one token at a time,
 //! where no sharding cuts the sequence.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use codegen::calls::Calls;
 use codegen::compile::Compiled;
-use codegen::inference::{Forward, compile_entries};
+use codegen::inference::{compile_entries, forwards_of};
 use codegen::prepare::prepare_inference_as;
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
-use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Schedule, Zero};
+use ir::plan::buckets::usual_buckets;
 use ir::precision::Precision;
-use ir::sharding::pieces;
-use ir::{DType, Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
-use planner::link::Link;
-use planner::shard::{self, Rates};
+use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use planner::inference::Replicas;
 use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::decode::Decoder;
 use runtime::execute::{self, Classes, Session};
@@ -35,18 +31,6 @@ use crate::failure::Failure;
 
 /// The entry that reads tokens at a position.
 pub const DECODE: &str = "decode";
-
-/// The shortest piece of a prompt that has an entry of its own, besides one token. Chosen: below
-/// it, padding costs next to nothing.
-const BUCKET_MIN: usize = 8;
-
-/// What options of a sharding are weighed by. Chosen: a core and the memory that it shares; only
-/// their ratios matter.
-const RATES: Rates = Rates {
-    flops_per_s: 1e11,
-    memory_bytes_per_s: 1e10,
-    link: Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 },
-};
 
 /// How a generator runs; there are no defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +45,40 @@ pub struct Options {
     pub dtype: DType,
     /// Threads of one rank.
     pub threads_per_rank: usize,
+}
+
+/// A model as modules that read pieces of prompts.
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    /// The model; its entry is that for one token.
+    pub model: Model,
+    /// For each length of a piece, ascending from 1, the prepared module.
+    pub modules: Vec<(usize, Module)>,
+}
+
+impl Pieces {
+    /// The modules for pieces of some lengths, the first 1, of texts of at most `capacity` tokens.
+    ///
+    /// # Errors
+    /// A description that continues no texts, or not so long ones.
+    pub fn of(
+        description: &Description,
+        buckets: &[usize],
+        capacity: usize,
+        precision: &Precision,
+    ) -> Result<Pieces, Failure> {
+        let mut modules = Vec::new();
+        let mut model = None;
+        for tokens in buckets.iter().copied() {
+            let dtype = precision.accumulate;
+            let wanted = DecodingOptions { tokens, capacity, dtype, logits: LogitsOf::Last };
+            let found = decoding(description, &wanted)?.model;
+            modules.push((tokens, prepare_inference_as(found.module.clone(), DECODE, precision)?));
+            model.get_or_insert(found);
+        }
+        let model = model.expect("there is an entry for one token");
+        Ok(Pieces { model, modules })
+    }
 }
 
 /// A model that continues prompts.
@@ -82,47 +100,48 @@ impl Generator {
         options: &Options,
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
-        let precision = Precision::uniform(options.dtype);
-        let mut lengths = vec![1];
-        let powers = std::iter::successors(Some(BUCKET_MIN), |length| Some(2 * length));
-        lengths.extend(powers.take_while(|length| *length <= options.capacity));
-        let mut modules = Vec::new();
-        let mut model = None;
-        for tokens in lengths {
-            let Options { capacity, .. } = *options;
-            let dtype = precision.accumulate;
-            let wanted = DecodingOptions { tokens, capacity, dtype, logits: LogitsOf::Last };
-            let found = decoding(description, &wanted)?.model;
-            modules.push((tokens, prepare_inference_as(found.module.clone(), DECODE, &precision)?));
-            model.get_or_insert(found);
-        }
-        let model = model.expect("there is an entry for one token");
-        let replica = Mesh { dp: 1, ..options.mesh };
-        let plan = plan_forward(&modules[0].1, DECODE, replica, options.sequences, 1, precision)?;
-        let forward = |(tokens, module), samples| {
-            let name = match samples {
-                1 => format!("{DECODE}.{tokens}"),
-                _ => format!("{DECODE}.{tokens}x{samples}"),
-            };
-            Forward { name, module, entry: DECODE, samples }
-        };
-        let mut entries: Vec<Forward<'_>> =
-            modules.iter().map(|(tokens, module)| forward((tokens, module), 1)).collect();
-        if options.sequences > 1 {
-            let (tokens, module) = &modules[0];
-            entries.push(forward((tokens, module), options.sequences));
-        }
-        let Compiled { programs, kernels } = compile_entries(&entries, &plan)?;
+        let Options { capacity, sequences, mesh, dtype, threads_per_rank } = *options;
+        let precision = Precision::uniform(dtype);
+        let pieces = Pieces::of(description, &usual_buckets(capacity), capacity, &precision)?;
+        let Pieces { model, modules } = &pieces;
+        let (model, slots) = (&model.name, sequences);
+        let replicas = Replicas { model, modules, entry: DECODE, mesh, slots, capacity, precision };
+        let plan = replicas.plan()?;
+        Generator::start(pieces, plan, threads_per_rank, fill)
+    }
+
+    /// As [`Generator::new`], with the decisions of a plan of inference.
+    ///
+    /// # Errors
+    /// A plan that is not of the model, and those of `fill`.
+    pub fn planned(
+        pieces: Pieces,
+        plan: Plan,
+        threads_per_rank: usize,
+        fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
+    ) -> Result<Generator, Failure> {
+        Generator::start(pieces, plan, threads_per_rank, fill)
+    }
+
+    fn start(
+        Pieces { model, modules }: Pieces,
+        plan: Plan,
+        threads_per_rank: usize,
+        fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
+    ) -> Result<Generator, Failure> {
+        let forwards = forwards_of(&modules, DECODE, &[plan.microbatch_size]);
+        let Compiled { programs, kernels } = compile_entries(&forwards, &plan)?;
         let ids = Ids::of(&modules[0].1, DECODE);
-        let classes = Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids });
+        let mesh = plan.replica().mesh;
+        let classes = Arc::new(Classes { programs, kernels, mesh, ids });
         let how = execute::Options {
-            threads_per_rank: options.threads_per_rank,
+            threads_per_rank,
             deadline: crate::deadline(None),
             tracing: Tracing::None,
             disk: None,
         };
         let mut decoders = Vec::new();
-        for _ in 0..options.mesh.dp {
+        for _ in 0..plan.mesh.dp {
             let mut session = Session::start(classes.clone(), &how)?;
             fill(&mut session, &model)?;
             decoders.push(Decoder::new(session));
@@ -222,67 +241,4 @@ fn check_known(prompt: &[u32], vocab: usize) -> Result<(), Failure> {
         return Err(wrong.help("use the model's own tokeniser").into());
     }
     Ok(())
-}
-
-/// A plan for an entry that only runs forward, on a mesh that is given: layers are cut over `tp`
-/// as is cheapest, stages hold equal numbers of calls. `samples` are those of one rank.
-///
-/// # Errors
-/// `E2001` when the entry is no list of calls, `E3101` when the mesh does not fit the model.
-pub fn plan_forward(
-    module: &Module,
-    entry: &str,
-    mesh: Mesh,
-    samples: usize,
-    seq: usize,
-    precision: Precision,
-) -> Result<Plan, Failure> {
-    let calls = Calls::of(module, entry);
-    let calls = calls
-        .map_err(|why| Diagnostic::error("E2001", Span::of(format!("@{entry}")), why))?
-        .calls
-        .len();
-    let Mesh { pp, dp, tp, .. } = mesh;
-    let wanted = shard::Request {
-        module,
-        entry,
-        dp,
-        cp: 1,
-        tp,
-        experts: ExpertParallel::NONE,
-        microbatch_size: samples,
-        sequence: false,
-        rates: RATES,
-    };
-    let functions: BTreeMap<String, FunctionPlan> = shard::shard(&wanted)?
-        .functions
-        .into_iter()
-        .map(|(name, shardings)| (name, FunctionPlan::new(Keep::None, shardings)))
-        .collect();
-    let stages = pieces(calls, 1, pp).ok_or_else(|| {
-        let headline = format!("{calls} calls cannot be cut into pp={pp} stages");
-        Diagnostic::error("E3101", Span::of("--pp"), headline)
-            .help(format!("use a pp of at most {calls}"))
-    })?;
-    Ok(Plan {
-        model: module.name.clone(),
-        cluster: String::new(),
-        target: None,
-        mesh,
-        microbatch_size: samples,
-        microbatch_count: 1,
-        seq,
-        precision,
-        schedule: Schedule::OneForwardOneBackward,
-        stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
-        context: ContextForm::default(),
-        experts: ExpertParallel::NONE,
-        zero: Zero::default(),
-        offload: Offload::default(),
-        optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
-        clip: None,
-        lora: None,
-        functions,
-        predictions: BTreeMap::new(),
-    })
 }

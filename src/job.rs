@@ -414,7 +414,7 @@ impl Precision {
     }
 
     /// The type of activations in a training, and how its products read them.
-    fn computed(self) -> (DType, Products) {
+    pub fn computed(self) -> (DType, Products) {
         match self {
             Precision::Of(DType::F8E4M3) => (DType::BF16, Products::F8E4M3),
             Precision::Of(dtype) => (dtype, Products::Own),

@@ -143,7 +143,7 @@ pub struct Read {
 /// # Errors
 /// Those of the text and of the model; `E5006` for a plan of another model.
 pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failure> {
-    let plan = ir::text::parse_plan(path, text)?;
+    let plan = crate::training::training_plan(path, text)?;
     let named = Path::new(&plan.model);
     let found = crate::resolve(model.unwrap_or(named)).map_err(Failure::from);
     let found = found.and_then(|found| {

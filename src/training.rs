@@ -299,7 +299,21 @@ fn types(precision: &Precision) -> String {
 /// # Errors
 /// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
 pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
-    check_plan(path, ir::text::parse_plan(path, text)?, question)
+    check_plan(path, training_plan(path, text)?, question)
+}
+
+/// Reads a plan of training.
+///
+/// # Errors
+/// Those of its text; `E5006` for a plan of inference.
+pub fn training_plan(path: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
+    let plan = ir::text::parse_plan(path, text)?;
+    if plan.is_inference() {
+        let headline = "the plan is for inference, and steps of training are asked about";
+        let help = "`generate --plan` takes it";
+        return Err(vec![Diagnostic::error("E5006", Span::of(path), headline).help(help)]);
+    }
+    Ok(plan)
 }
 
 /// A plan, if it is one for what is asked and computes what the model does. `path` is where it

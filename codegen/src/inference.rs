@@ -35,6 +35,26 @@ pub struct Forward<'a> {
     pub samples: usize,
 }
 
+/// The entries of a replica that continues texts: one for each module, which reads a piece of a
+/// prompt of so many tokens; then, for each number of texts above one, that of the first module,
+/// which gives each of them a token.
+pub fn forwards_of<'a>(
+    modules: &'a [(usize, Module)],
+    entry: &'a str,
+    slots: &[usize],
+) -> Vec<Forward<'a>> {
+    let alone = modules.iter().map(|(tokens, module)| {
+        let name = format!("{entry}.{tokens}");
+        Forward { name, module, entry, samples: 1 }
+    });
+    let side_by_side = slots.iter().filter(|samples| **samples > 1).map(|samples| {
+        let (tokens, module) = &modules[0];
+        let name = format!("{entry}.{tokens}x{samples}");
+        Forward { name, module, entry, samples: *samples }
+    });
+    alone.chain(side_by_side).collect()
+}
+
 /// Compiles one entry that only runs forward: `logits`, or `decode` of a module for decoding.
 ///
 /// # Errors
@@ -50,13 +70,16 @@ pub fn compile_inference(
 
 /// Compiles entries that only run forward and share weights and caches, all under one plan: its
 /// mesh, its shardings and its stages. There is one micro-batch, and the numbers of samples and of
-/// tokens are those of each entry. A result that is no cache is whole on all
-/// tensor-parallel ranks.
+/// tokens are those of each entry. A result that is no cache is whole on all tensor-parallel ranks.
+/// Of a plan of inference the programs are those of one replica, which all of them run.
 ///
 /// # Errors
 /// `E2001` when an entry is no list of calls, `E2002` when the plan does not fit an entry, or the
 /// entries do not share what they should.
 pub fn compile_entries(entries: &[Forward<'_>], plan: &Plan) -> Result<Compiled, Diagnostic> {
+    if plan.is_inference() && plan.mesh.dp > 1 {
+        return compile_entries(entries, &plan.replica());
+    }
     let mut calls = Vec::new();
     for forward in entries {
         let found = Calls::of(forward.module, forward.entry);

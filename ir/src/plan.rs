@@ -1,5 +1,6 @@
 //! The plan: all parallel decisions about one module on one cluster.
 
+pub mod buckets;
 mod mesh;
 
 use std::collections::BTreeMap;
@@ -254,6 +255,22 @@ impl Optimizer {
     }
 }
 
+/// What a plan's programs are for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// Steps of training.
+    #[default]
+    Training,
+    /// Texts that are continued: the ranks of `tp` and `pp` hold a replica of the model, of which
+    /// there are `dp`. Each continues as many texts side by side as a micro-batch has samples, of
+    /// at most `seq` tokens, which are the capacity of its caches.
+    Inference {
+        /// Lengths of the pieces of prompts for which there is a program, ascending from 1.
+        buckets: Vec<usize>,
+    },
+}
+
 /// The decisions about all calls of one function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FunctionPlan {
@@ -322,6 +339,9 @@ pub struct Plan {
     pub microbatch_count: usize,
     /// Tokens of a sample.
     pub seq: usize,
+    /// What programs are for.
+    #[serde(default)]
+    pub purpose: Purpose,
     /// The element types, by role.
     pub precision: Precision,
     /// The order of micro-batches.
@@ -353,6 +373,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether texts are continued.
+    pub fn is_inference(&self) -> bool {
+        self.purpose != Purpose::Training
+    }
+
+    /// Of a plan of inference the part of one replica: the others do the same, each for itself.
+    pub fn replica(&self) -> Plan {
+        Plan { mesh: Mesh { dp: 1, ..self.mesh }, ..self.clone() }
+    }
+
     /// Samples of one step over all ranks.
     pub fn global_batch_size(&self) -> usize {
         self.microbatch_size * self.microbatch_count * self.mesh.dp

@@ -303,7 +303,7 @@ fn the_text_of_families_is_transformers() {
         };
         let mut caches: Vec<Tensor> = prefill.caches.iter().map(empty).collect();
         let last = prompt.len() as f64 - 1.0;
-        let mut more = vec![int(&[1, prompt.len()], &prompt), int(&[], &[0.0]), int(&[], &[last])];
+        let mut more = vec![int(&[1, prompt.len()], &prompt), int(&[1], &[0.0]), int(&[], &[last])];
         let mut module = &prefill.model.module;
         let mut generated = prompt;
         while generated.len() < expected.len() {
@@ -314,7 +314,7 @@ fn the_text_of_families_is_transformers() {
             let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             let position = generated.len() as f64;
             generated.push(best as f64);
-            more = vec![int(&[1, 1], &[best as f64]), int(&[], &[position]), int(&[], &[0.0])];
+            more = vec![int(&[1, 1], &[best as f64]), int(&[1], &[position]), int(&[], &[0.0])];
             module = &decode.model.module;
         }
         assert_eq!(generated, expected, "{name}");

@@ -148,7 +148,7 @@ fn generation_with_a_padded_prompt_and_a_cache_is_that_of_transformers() {
         let mut padded = prompt.clone();
         padded.resize(8, 3.0);
         let last = prompt.len() as f64 - 1.0;
-        let mut more = vec![int(&[1, 8], &padded), int(&[], &[0.0]), int(&[], &[last])];
+        let mut more = vec![int(&[1, 8], &padded), int(&[1], &[0.0]), int(&[], &[last])];
         let mut module = &prefill.model.module;
         let mut generated = prompt;
         while generated.len() < expected.len() {
@@ -159,7 +159,7 @@ fn generation_with_a_padded_prompt_and_a_cache_is_that_of_transformers() {
             let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             let position = generated.len() as f64;
             generated.push(best as f64);
-            more = vec![int(&[1, 1], &[best as f64]), int(&[], &[position])];
+            more = vec![int(&[1, 1], &[best as f64]), int(&[1], &[position])];
             module = &decode.model.module;
         }
         assert_eq!(generated, expected, "{name}");

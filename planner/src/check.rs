@@ -12,7 +12,9 @@ mod shardings;
 #[cfg(test)]
 mod tests;
 
-use ir::plan::{Mesh, Schedule, Zero};
+use ir::plan::{
+    ExpertParallel, FunctionPlan, Keep, Mesh, Offload, Optimizer, Purpose, Schedule, Zero,
+};
 use ir::{Diagnostic, Module, Op, Plan, Span};
 use kernels::Bytes;
 
@@ -30,6 +32,7 @@ pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Ve
     check_stages(module, entry, plan, &mut found);
     check_batch(plan, &mut found);
     check_groups(plan, &mut found);
+    check_purpose(plan, &mut found);
     if found.is_empty() {
         shardings::check_shardings(module, entry, plan, &mut found);
     }
@@ -47,6 +50,7 @@ pub fn check_decisions(plan: &Plan) -> Vec<Diagnostic> {
     check_chunks(plan, &mut found);
     check_batch(plan, &mut found);
     check_groups(plan, &mut found);
+    check_purpose(plan, &mut found);
     found
 }
 
@@ -175,6 +179,32 @@ fn check_groups(plan: &Plan, found: &mut Vec<Diagnostic>) {
     if stage > 3 || (shard > 0 && !divides(shard as usize, dp * cp)) {
         let headline = format!("ZeRO {stage} over {shard} of dp · cp = {} ranks", dp * cp);
         found.push(error("E3301", plan, headline));
+    }
+}
+
+/// A plan of inference takes no decision of training.
+fn check_purpose(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let Purpose::Inference { buckets } = &plan.purpose else { return };
+    let keeps = |of: &FunctionPlan| of.keep != Keep::None || !of.exceptions.is_empty();
+    let taken = [
+        (plan.microbatch_count != 1, "several micro-batches"),
+        (plan.mesh.cp != 1, "context parallelism"),
+        (plan.experts != ExpertParallel::NONE, "ranks that share experts"),
+        (plan.stage_ends.len() > plan.mesh.pp, "interleaved stages"),
+        (plan.zero != Zero::default(), "ZeRO"),
+        (plan.offload != Offload::default(), "offload"),
+        (plan.optimizer != Optimizer::None, "an optimizer"),
+        (plan.clip.is_some(), "gradients that are clipped"),
+        (plan.lora.is_some(), "adapters that are trained"),
+        (plan.functions.values().any(keeps), "values that are kept for a backward pass"),
+    ];
+    for (_, what) in taken.iter().filter(|(is_taken, _)| *is_taken) {
+        found.push(error("E3309", plan, format!("a plan of inference has no {what}")));
+    }
+    if let Some(longest) = buckets.iter().max().filter(|longest| **longest > plan.seq) {
+        let headline =
+            format!("prompts are read in pieces of {longest} tokens, and texts have {}", plan.seq);
+        found.push(error("E3309", plan, headline));
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) mod tests;
 use std::collections::BTreeSet;
 
 use ir::lora::Lora;
-use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction};
+use ir::plan::{ContextForm, FunctionPlan, Keep, Offload, Optimizer, Prediction, Purpose};
 use ir::precision::Precision;
 use ir::{Diagnostic, ExpertParallel, Mesh, Module, Plan, Span};
 use kernels::Bytes;
@@ -512,6 +512,7 @@ fn assemble(
         microbatch_size: candidate.microbatch_size,
         microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
         seq: job.seq,
+        purpose: Purpose::Training,
         precision: job.precision,
         schedule: candidate.schedule,
         stage_ends: candidate.stage_ends.clone(),

@@ -130,6 +130,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
         microbatch_size: name.microbatch as usize,
         microbatch_count: count as usize,
         seq: purpose.seq,
+        purpose: ir::plan::Purpose::Training,
         precision: purpose.precision,
         schedule: name.schedule,
         stage_ends,

@@ -19,10 +19,10 @@
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
 //! closed form; [`tools`] is what others execute; [`mod@shard`] splits the inside of layers, and
 //! [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long, [`footprint`]
-//! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`search`] where
-//! there are too many, and [`finalists`] compiles what it answers with; [`shrink`] makes a plan for
-//! one machine of one for a cluster, and [`check`] doubts; [`explain`] and [`fit`] tell, and
-//! [`goodput`] says what failures leave of a run.
+//! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`inference`] where
+//! texts are continued, [`search`] where candidates are too many, and [`finalists`] compiles what
+//! it answers with; [`shrink`] makes a plan for one machine of one for a cluster, and [`check`]
+//! doubts; [`explain`] and [`fit`] tell, and [`goodput`] says what failures leave of a run.
 //!
 //! # Diagnostics
 //!
@@ -53,6 +53,7 @@
 //! | `E3306` | a weight stored whole, or a gradient that does not lie as its weight | 6 |
 //! | `E3307` | one value in two shardings | 6 |
 //! | `E3308` | a plan that does not fit in memory | 3 |
+//! | `E3309` | a plan of inference that takes a decision of training | 6 |
 //! | `E3401` | a configuration that makes no sense | 2 |
 //! | `E3402` | the text of a configuration that cannot be read | 2 |
 //! | `E3403` | the shape of a model that cannot be | 2 |
@@ -83,6 +84,7 @@ pub mod simulate;
 pub mod footprint;
 pub mod limits;
 pub mod compiled;
+pub mod inference;
 pub mod search;
 pub mod finalists;
 

@@ -182,6 +182,23 @@ pub fn simulate<P: Borrow<Program>>(
     simulate_scripts(prices, mesh, &scripts)
 }
 
+/// The time of an entry of the programs of all classes of a replica, stages outermost, of which a
+/// mesh has as many as data-parallel ranks, each with its own; as [`simulate`].
+///
+/// # Panics
+/// When the programs wait for each other in a circle.
+pub fn simulate_entry<P: Borrow<Program>>(
+    prices: &Prices<'_>,
+    mesh: Mesh,
+    programs: &[P],
+    launches: &[LaunchPrice],
+    entry: usize,
+) -> StepTime {
+    let script = |program: &P| Script::of_entry(program.borrow(), entry, prices, launches);
+    let scripts: Vec<Script> = programs.iter().map(script).collect();
+    simulate_scripts(prices, mesh, &scripts)
+}
+
 /// The time of a step of the scripts of all classes, stages outermost.
 ///
 /// # Panics

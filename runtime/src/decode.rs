@@ -7,16 +7,13 @@
 //! its sequence goes on.
 
 use ir::DType;
+use ir::plan::buckets::pieces_of;
 use ir::program::Contents;
 
 use crate::convert::{Stored, convert};
 use crate::error::Failure;
 use crate::execute::{Batch, Cached, Phase, Samples, Session};
 use crate::generate::{NextLogits, NextLogitsOfMany};
-
-/// What a call costs besides its tokens, in tokens: it reads all weights once. Chosen: about where
-/// products stop being bound by memory.
-const CALL_TOKENS: usize = 16;
 
 /// A session that reads one sequence, or several side by side.
 pub struct Decoder {
@@ -182,70 +179,18 @@ impl NextLogits for Decoder {
     fn read(&mut self, tokens: &[u32]) -> Result<&[f32], Failure> {
         assert!(!tokens.is_empty(), "at least one token is read");
         assert!(self.position + tokens.len() <= self.capacity, "the caches hold what is read");
+        let lengths: Vec<usize> = self.lengths.iter().map(|(length, _)| *length).collect();
         let (mut left, mut last) = (tokens, 0);
-        while !left.is_empty() {
-            let room = self.capacity - self.position;
-            let (length, entry) = self.lengths[next(&self.lengths, left.len(), room).1];
+        for length in pieces_of(&lengths, tokens.len(), self.capacity - self.position) {
             let (now, rest) = left.split_at(length.min(left.len()));
-            self.call(entry, length, now)?;
-            (left, last) = (rest, entry);
+            let of = lengths.partition_point(|shorter| *shorter < length);
+            (left, last) = (rest, self.lengths[of].1);
+            self.call(last, length, now)?;
         }
         Ok(self.logits(last, 1))
     }
 
     fn capacity(&self) -> usize {
         self.capacity
-    }
-}
-
-/// The cost of reading `left` tokens, at most `room`, and the place of the length to begin with:
-/// the smallest that holds all of them, or the largest that is filled.
-fn next(lengths: &[(usize, usize)], left: usize, room: usize) -> (usize, usize) {
-    if left == 0 {
-        return (0, 0);
-    }
-    let below = lengths.partition_point(|(length, _)| *length <= left) - 1;
-    let filled = lengths[below].0;
-    let rest = next(lengths, left - filled, room - filled).0;
-    let piecewise = (CALL_TOKENS + filled + rest, below);
-    let at_once = lengths.partition_point(|(length, _)| *length < left);
-    match lengths.get(at_once) {
-        Some((length, _)) if *length <= room => piecewise.min((CALL_TOKENS + length, at_once)),
-        _ => piecewise,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The lengths of the calls that read `count` tokens.
-    fn calls(lengths: &[usize], count: usize, capacity: usize) -> Vec<usize> {
-        let lengths: Vec<(usize, usize)> = lengths.iter().map(|length| (*length, 0)).collect();
-        let (mut read, mut calls) = (0, Vec::new());
-        while read < count {
-            let length = lengths[next(&lengths, count - read, capacity - read).1].0;
-            assert!(read + length <= capacity, "a call stays inside of the caches");
-            calls.push(length);
-            read += length;
-        }
-        calls
-    }
-
-    #[test]
-    fn a_prompt_is_read_with_few_calls_and_little_padding() {
-        let lengths = [1, 8, 16, 32, 64];
-        assert_eq!(calls(&lengths, 1, 100), [1]);
-        assert_eq!(calls(&lengths, 5, 100), [8]);
-        assert_eq!(calls(&lengths, 17, 100), [32]);
-        assert_eq!(calls(&lengths, 33, 100), [32, 1]);
-        assert_eq!(calls(&lengths, 60, 100), [64]);
-        assert_eq!(calls(&lengths, 100, 100), [64, 32, 1, 1, 1, 1]);
-        assert_eq!(calls(&lengths, 3, 5), [1, 1, 1]);
-        for count in 1..=100 {
-            for capacity in count..count + 10 {
-                calls(&lengths, count, capacity);
-            }
-        }
     }
 }

@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 /// The plan of a file, and where it comes from.
 pub(super) fn read(path: &PathArg) -> Result<(String, Plan), Failure> {
     let (shown, text) = (path.to_string(), read_text(path, "--plan")?);
-    let plan = ir::text::parse_plan(&shown, &text)?;
+    let plan = crate::training::training_plan(&shown, &text)?;
     Ok((shown, plan))
 }
 

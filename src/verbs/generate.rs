@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ir::import::{Description, Model};
-use ir::{DType, Diagnostic, Mesh, Span};
+use ir::plan::Purpose;
+use ir::{DType, Diagnostic, Mesh, Plan, Span};
+use planner::check::check;
+use planner::cluster::Cluster;
 use runtime::checkpoint::Checkpoint;
 use runtime::execute::Session;
 use runtime::generate::{Ending, Sampling};
@@ -22,7 +25,7 @@ use crate::adapters::Adapters;
 use crate::argument::{PathArg, amount, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
-use crate::generation::{Generator, Options};
+use crate::generation::{DECODE, Generator, Options, Pieces};
 use crate::job::{self, positions_max};
 use crate::output;
 use crate::run::Run;
@@ -95,25 +98,20 @@ pub struct Args {
     )]
     pub prompts: Option<PathBuf>,
     /// Texts that a replica continues side by side, at most; each that ends makes room for the next
+    /// [default: 8]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = MANY)]
+    pub slots: Option<usize>,
+    /// Replicas of the model, each with texts of its own [default: 1]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = MANY)]
+    pub dp: Option<usize>,
+    /// The plan of inference, as `plan --for inference -o FILE` writes it
     #[arg(
         long,
-        value_name = "N",
-        default_value = "8",
-        value_parser = positive,
-        requires = "prompts",
+        value_name = "FILE",
+        conflicts_with_all = ["slots", "dp", "tp", "pp", "dtype"],
         help_heading = MANY
     )]
-    pub slots: usize,
-    /// Replicas of the model, each with texts of its own
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "1",
-        value_parser = positive,
-        requires = "prompts",
-        help_heading = MANY
-    )]
-    pub dp: usize,
+    pub plan: Option<PathArg>,
     /// Tensor-parallel ranks
     #[arg(
         long,
@@ -213,6 +211,7 @@ impl Origin {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     args.dtype.map_or(Ok(()), job::check_executable)?;
     let sampling = sampling(args)?;
+    refuse_of_many(args)?;
     let (description, folder, origin) = open(&args.source)?;
     let vocab = job::vocab(&description)?;
     let tokenizer = Tokenizer::choose(args.tokenizer.as_deref(), Some(&folder), vocab)?;
@@ -312,6 +311,32 @@ impl Trained {
     }
 }
 
+impl Trained {
+    /// Replicas as a plan of inference says, which comes from a file.
+    fn planned(&self, args: &Args, (shown, plan): (String, Plan)) -> Result<Generator, Failure> {
+        let Purpose::Inference { buckets } = &plan.purpose else {
+            unreachable!("it is a plan of inference");
+        };
+        let pieces = Pieces::of(&self.description, buckets, plan.seq, &plan.precision)?;
+        let model = &pieces.model.name;
+        if *model != plan.model {
+            let headline = format!("the plan is for `{}`, and this is `{model}`", plan.model);
+            let help = "plan again, for this model";
+            return Err(Diagnostic::error("E5006", Span::of(shown), headline).help(help).into());
+        }
+        let cluster = Cluster::load("cpu-local")?;
+        let plan = Plan { target: cluster.target(), ..plan };
+        let wrong = check(&pieces.modules[0].1, DECODE, &plan.replica(), &cluster);
+        if !wrong.is_empty() {
+            return Err(wrong.into());
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = args.threads.unwrap_or((cores / plan.mesh.ranks()).max(1));
+        let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
+        Generator::planned(pieces, plan, threads, &mut fill)
+    }
+}
+
 /// Tokens that end a text: those of the tokeniser, and those that the first file beside the model
 /// names that names some.
 fn stops(folder: &Path, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<u32>, Failure> {
@@ -385,6 +410,19 @@ impl Told {
             self.prompt,
             output::seconds(self.first_s),
         ));
+    }
+}
+
+/// Refuses flags about many texts where one is continued.
+fn refuse_of_many(args: &Args) -> Result<(), Failure> {
+    let Args { prompts, slots, dp, plan, .. } = args;
+    let given = [("--slots", slots.is_some()), ("--dp", dp.is_some()), ("--plan", plan.is_some())];
+    match given.into_iter().find(|(_, is_given)| *is_given && prompts.is_none()) {
+        Some((flag, _)) => {
+            let headline = "one text is continued, on one replica";
+            Err(usage(flag, headline).help("write `--prompts FILE` for many").into())
+        }
+        None => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod compare;
 pub mod cost;
+pub mod cpus;
 pub mod explain;
 mod page;
 pub mod size;
@@ -540,6 +541,9 @@ enum Noted {
 
 /// Answers `plan` and `fit` about inference; no where nothing fits.
 pub fn serve(asked: &RequestFlags, cluster: Cluster, served: &Served) -> Result<Exit, Failure> {
+    if cpus::are_meant(&cluster) {
+        return cpus::answer(asked, served, cpus::Told::Ways, None);
+    }
     let models = models(asked, cluster, served, Noted::Now)?;
     let estimators = models.estimators()?;
     let copies = Copies::new(&models, &estimators, wanted(asked, served)?, served.purpose)?;

@@ -14,8 +14,9 @@ use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::PlanRequest;
 use crate::output::{self, Table};
-use crate::training::read_plan;
+use crate::training::{read_plan, training_plan};
 use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags, refuse_changes};
+use crate::verbs::inference::cpus;
 use crate::verbs::{gpus, inference};
 
 /// Plans that are listed at most.
@@ -29,11 +30,16 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
         let has_aim = args.objective != Aim::Time || args.watts.is_some();
+        let cluster = args.asked.place.cluster()?;
+        if cpus::are_meant(&cluster) && !(has_aim || args.budget.is_some() || args.name) {
+            let told = if args.plan { cpus::Told::Plan } else { cpus::Told::Ways };
+            return cpus::answer(&args.asked, &args.served, told, args.output.as_ref());
+        }
         if args.plan || args.name || args.output.is_some() || has_aim || args.budget.is_some() {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
-        return inference::serve(&args.asked, args.asked.place.cluster()?, &args.served);
+        return inference::serve(&args.asked, cluster, &args.served);
     }
     if let Some(cluster) = args.asked.gpus()? {
         return gpus::plan(args, cluster);
@@ -123,7 +129,7 @@ fn judged(asked: &RequestFlags, path: &PathArg) -> Result<(Model, PlanRequest, F
         return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
     }
     let shown = &path.to_string();
-    let plan = ir::text::parse_plan(shown, &text)?;
+    let plan = training_plan(shown, &text)?;
     asked.seq = asked.seq.or(Some(plan.seq));
     asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
     if asked.dtype.is_none() && asked.precision.is_empty() {

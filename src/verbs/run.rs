@@ -19,6 +19,7 @@ use ir::ids::{self, IGNORED, Ids, Unknown};
 use ir::import::{Model, Options};
 use ir::precision::Precision;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
+use planner::inference::plan_forward;
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
 use runtime::load::{Named, collect_weights, write_named};
@@ -28,7 +29,6 @@ use crate::argument::{PathArg, positive};
 use crate::artefact::is_artefact;
 use crate::documents::{Document, RunBatch};
 use crate::failure::{Exit, Failure, usage};
-use crate::generation::plan_forward;
 use crate::job::{self, Limited, PlanRequest, Where};
 use crate::verbs::generate::{Origin, described};
 use crate::{onnx, output};
@@ -311,7 +311,7 @@ impl Work<'_> {
         // Programs for inference share no tokens.
         let mesh = Mesh { cp: 1, ..plan.mesh };
         let samples = feed.samples / mesh.dp;
-        let forward = plan_forward(&module, LOGITS, mesh, samples, feed.seq, precision)?;
+        let forward = plan_forward(&module, LOGITS, mesh, [samples, feed.seq], precision)?;
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
         let ids = Ids::of(&module, LOGITS);
         let classes = Classes { programs, kernels, mesh, ids };

@@ -215,7 +215,7 @@ fn given(args: &Args, description: Description) -> Result<(Option<Plan>, Descrip
 /// The plan in a file.
 fn given_plan(path: &PathArg) -> Result<Plan, Failure> {
     let text = failure::read_text(path, "--plan")?;
-    Ok(ir::text::parse_plan(&path.to_string(), &text)?)
+    Ok(crate::training::training_plan(&path.to_string(), &text)?)
 }
 
 /// How far the step of the plan in a file is from the one that is expected.

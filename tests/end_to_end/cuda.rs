@@ -9,7 +9,7 @@ use std::time::Duration;
 use codegen::compile::{Compiled, compile};
 use codegen::inference::compile_inference;
 use codegen::prepare::prepare_inference_as;
-use gantline::generation::{DECODE, plan_forward};
+use gantline::generation::DECODE;
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, decoding, preset, read_config};
 use ir::op::Operands;
@@ -23,6 +23,7 @@ use kernels::cuda::{
 };
 use kernels::verify::verify;
 use kernels::{Kernel, Product};
+use planner::inference::plan_forward;
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -556,7 +557,7 @@ fn decoded(description: &Description, mesh: Mesh, tokens: usize) -> Vec<Kernel> 
     let wanted = DecodingOptions { tokens, capacity: 64, dtype: DType::F32, logits };
     let model = decoding(description, &wanted).expect("it decodes").model;
     let module = prepare_inference_as(model.module, DECODE, &precision).expect("it is prepared");
-    let plan = plan_forward(&module, DECODE, mesh, 1, 1, precision).expect("the mesh fits");
+    let plan = plan_forward(&module, DECODE, mesh, [3, 1], precision).expect("the mesh fits");
     compile_inference(&module, DECODE, &plan).expect("it is compiled").kernels
 }
 

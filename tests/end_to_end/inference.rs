@@ -8,10 +8,11 @@ use std::time::Duration;
 use codegen::compile::Compiled;
 use codegen::inference::compile_inference;
 use codegen::prepare::prepare_inference;
-use gantline::generation::{Generator, Options, plan_forward};
+use gantline::generation::{Generator, Options};
 use ir::ids::Ids;
 use ir::import::{Description, Model, import, read_config};
 use ir::{DType, Mesh};
+use planner::inference::plan_forward;
 use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::execute::{Batch, Classes, Session};
 use runtime::generate::{Ending, NextLogits, NextLogitsOfMany, Sampling, generate};
@@ -74,8 +75,7 @@ fn logits_session(case: &str, seq: usize, samples: usize, mesh: Mesh, dtype: DTy
         &module,
         "logits",
         mesh,
-        samples,
-        seq,
+        [samples, seq],
         ir::precision::Precision::uniform(dtype),
     )
     .unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
@@ -455,5 +455,75 @@ fn prompts_of_a_file_are_continued_as_each_alone() {
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{flags}: {told}");
         assert!(told.contains(said), "{flags}: {told}");
+    }
+}
+
+/// Plans of inference are found for the ranks of CPUs, are files, and are carried out: whatever
+/// they decide, texts are the same. Plans of other steps, and edited ones, are refused.
+#[test]
+fn plans_of_inference_are_carried_out() {
+    let scratch = tiny("serving-plan");
+    let flags = "--data text --seq 16 --gbs 2 --val-every 0 --from-scratch --steps 2";
+    scratch.answer(&format!("train tiny {flags} --out run"));
+    scratch.write("prompts.jsonl", "\"line\"\n\"a second line\"\n\"3\"\n");
+    let line = "generate run --prompts prompts.jsonl --max-tokens 3 --json";
+    let texts = |flags: &str| scratch.json(&format!("{line} {flags}"))["texts"].clone();
+    let tokens = |texts: &Value| -> Vec<Value> {
+        texts.as_array().expect("texts").iter().map(|one| one["tokens"].clone()).collect()
+    };
+    let wanted = tokens(&texts("--slots 8"));
+    let asked = "plan tiny --for inference --seq 16 --gbs 4";
+    for (at, flags) in ["--ranks 1", "--ranks 2 --tp 2", "--ranks 2 --pp 2", "--ranks 4 --dp 2"]
+        .into_iter()
+        .enumerate()
+    {
+        let found = scratch.json(&format!("{asked} {flags} --json -o {at}.plan"));
+        assert_eq!(found["fits"], true, "{found}");
+        let text = std::fs::read_to_string(scratch.0.join(format!("{at}.plan"))).expect("a plan");
+        assert_eq!(scratch.answer(&format!("{asked} {flags} --plan")).trim_end(), text.trim_end());
+        assert!(text.contains("\n  inference buckets 1 8 16\n"), "{text}");
+        let answer = scratch.json(&format!("{line} --plan {at}.plan"));
+        assert_eq!(tokens(&answer["texts"]), wanted, "{flags}");
+        let best = &found["recommended"];
+        assert_eq!(answer["slots"], best["slots"], "{flags}");
+        assert_eq!(answer["replicas"], best["copies"], "{flags}");
+    }
+    let page = scratch.answer("plan tiny --for inference --ranks 2 --input-len 8 --output-len 8");
+    assert!(page.contains("✓ take") && page.contains("slots"), "{page}");
+    let none = scratch.run("plan tiny --for decode --max memory=1kB");
+    assert_eq!(none.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&none.stdout).contains("lacks"), "{none:?}");
+    scratch.answer("plan tiny --seq 16 --gbs 2 -o training.plan");
+    let text = std::fs::read_to_string(scratch.0.join("0.plan")).expect("a plan");
+    scratch.write(
+        "adamw.plan",
+        &text.replace("optimizer none", "optimizer sgd decay=0 decay_biases=0"),
+    );
+    scratch.write("long.plan", &text.replace("data seq=16", "data seq=4096"));
+    scratch.write("buckets.plan", &text.replace("buckets 1 8", "buckets 8"));
+    scratch.write("other.plan", &text.replace("plan 2 tiny", "plan 2 other"));
+    for (asked, code, said) in [
+        (format!("{line} --plan training.plan"), 2, "E5006"),
+        (format!("{line} --plan adamw.plan"), 6, "E3309"),
+        (format!("{line} --plan long.plan"), 2, "E1108"),
+        (format!("{line} --plan buckets.plan"), 6, "E1021"),
+        (format!("{line} --plan other.plan"), 2, "E5006"),
+        (format!("{line} --plan 0.plan --tp 2"), 2, "--tp"),
+        ("generate run --prompt a --plan 0.plan".to_owned(), 2, "--prompts"),
+        ("verify tiny --plan 0.plan".to_owned(), 2, "E5006"),
+        ("verify tiny --plan 0.plan --shrink".to_owned(), 2, "E5006"),
+        ("explain tiny --plan 0.plan".to_owned(), 2, "E5006"),
+        ("compile tiny --plan 0.plan -o x.gtl".to_owned(), 2, "E5006"),
+        (format!("train tiny {flags} --out other --plan 0.plan"), 2, "E5006"),
+        ("score tiny --from 0.plan --cluster h100 --gbs 8".to_owned(), 2, "E5006"),
+        ("plan tiny --for inference --fix cp=2".to_owned(), 2, "cp"),
+        ("plan tiny --for inference --kv-dtype f8".to_owned(), 2, "--kv-dtype"),
+        ("plan tiny --for inference --ranks 2 --tp 3".to_owned(), 3, "E3203"),
+        ("plan tiny --for inference --name".to_owned(), 2, "--for"),
+    ] {
+        let output = scratch.run(&asked);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains(said), "{asked}: {told}");
+        assert_eq!(output.status.code(), Some(code), "{asked}: {told}");
     }
 }

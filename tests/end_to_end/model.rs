@@ -133,6 +133,7 @@ pub(crate) fn plan_sharing(
         microbatch_size: wanted.microbatch_size,
         microbatch_count: wanted.microbatch_count,
         seq,
+        purpose: ir::plan::Purpose::Training,
         precision: Precision::uniform(dtype),
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),

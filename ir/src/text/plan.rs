@@ -6,6 +6,7 @@
 //!   micro-batch size=4 count=8
 //!   schedule interleaved stages 4 7 10 14
 //!   data seq=128 dtype=bf16
+//!   inference buckets 1 8 16 32
 //!   precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 …
 //!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
@@ -18,18 +19,19 @@
 //!     %w_fc: [*, dim1 @ tp]
 //!   predict step_time_s 0.25 fitted
 //! ```
-//! The line `target` is left out where no kernels are written for the cluster's devices, and older
-//! texts lack it. The line `precision` has all [`ROLES`] in order, `products` only where it is not
-//! `own`, and is left out where `dtype` is that of all. `stages` are, for each chunk of a stage,
-//! one past its last call in the entry. `keep` below a layer says what some of its calls keep
-//! instead, by ranges of their numbers, whose ends are one past the last. `context all-gather` is
-//! how context-parallel ranks attend to each other's tokens, and is there where the mesh has
-//! several. `experts N` are ranks that share experts, `experts N etp=1` those of `tp` first; that
-//! line, `zero` and `offload` are left out where there is nothing of the kind, as are values that
-//! are replicated, and dims after the last one that is split. An unusual nesting of axes follows
-//! the mesh: `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and
-//! cluster stand in quotes where they would be read otherwise. Texts of version 1 have no number
-//! after `plan`, and are read.
+//! The line `inference` is there where texts are continued, and says in pieces of which lengths
+//! prompts are read. The line `target` is left out where no kernels are written for the cluster's
+//! devices, and older texts lack it. The line `precision` has all [`ROLES`] in order, `products`
+//! only where it is not `own`, and is left out where `dtype` is that of all. `stages` are, for each
+//! chunk of a stage, one past its last call in the entry. `keep` below a layer says what some of
+//! its calls keep instead, by ranges of their numbers, whose ends are one past the last. `context
+//! all-gather` is how context-parallel ranks attend to each other's tokens, and is there where the
+//! mesh has several. `experts N` are ranks that share experts, `experts N etp=1` those of `tp`
+//! first; that line, `zero` and `offload` are left out where there is nothing of the kind, as are
+//! values that are replicated, and dims after the last one that is split. An unusual nesting of
+//! axes follows the mesh: `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names
+//! of model and cluster stand in quotes where they would be read otherwise. Texts of version 1 have
+//! no number after `plan`, and are read.
 //!
 //! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
 //! decision that is missing or taken twice, `E1023` a version that is not known.
@@ -43,7 +45,8 @@ use super::program::unescape;
 use crate::lora::Lora;
 use crate::plan::{
     ContextForm, ExpertParallel, FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer,
-    Place, Plan, Prediction, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
+    Place, Plan, Prediction, Purpose, RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero,
+    parse_order,
 };
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
@@ -96,6 +99,10 @@ impl Plan {
         let schedule = if is_interleaved { INTERLEAVED } else { self.schedule.name() };
         writeln!(f, "  schedule {schedule} stages{ends}")?;
         writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype())?;
+        if let Purpose::Inference { buckets } = &self.purpose {
+            let buckets: String = buckets.iter().map(|bucket| format!(" {bucket}")).collect();
+            writeln!(f, "  inference buckets{buckets}")?;
+        }
         if !self.precision.is_uniform() {
             writeln!(f, "  precision {}", self.precision)?;
         }
@@ -234,6 +241,7 @@ struct Draft {
     microbatch: Option<(usize, usize)>,
     schedule: Option<(Schedule, Vec<usize>)>,
     data: Option<(usize, DType)>,
+    purpose: Option<Purpose>,
     precision: Option<Precision>,
     optimizer: Option<Optimizer>,
     clip: Option<f64>,
@@ -276,6 +284,7 @@ impl Reader<'_> {
             "offload" => "offload optimizer=host activations=disk",
             "keep" => "keep none 0..3 6..8",
             "data" => "data seq=128 dtype=f32",
+            "inference" => "inference buckets 1 8 16",
             "precision" => {
                 "precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 \
                  reduce=f32 states=f32 saved=bf16 logits=bf16"
@@ -291,8 +300,8 @@ impl Reader<'_> {
             _ => {
                 let headline = format!("a plan has no `{word}`");
                 let help = "the lines of a plan start with plan, target, micro-batch, schedule, \
-                            data, precision, optimizer, clip, lora, context, experts, zero, \
-                            offload, layer, keep, % or predict";
+                            data, inference, precision, optimizer, clip, lora, context, experts, \
+                            zero, offload, layer, keep, % or predict";
                 return self.report("E1021", bytes, headline, help);
             }
         };
@@ -324,11 +333,10 @@ impl Reader<'_> {
             ("optimizer", draft.optimizer.is_some()),
         ];
         // A line that cannot be read is reported already.
-        if self.diagnostics.is_empty() {
-            for (word, _) in there.iter().filter(|(_, there)| !there) {
-                let headline = format!("the plan has no `{word}`");
-                self.report("E1022", 0..0, headline, &format!("add a line `{word} …`"));
-            }
+        let is_read = self.diagnostics.is_empty();
+        for (word, _) in there.iter().filter(|(_, there)| is_read && !there) {
+            let headline = format!("the plan has no `{word}`");
+            self.report("E1022", 0..0, headline, &format!("add a line `{word} …`"));
         }
         let parts = (draft.head, draft.microbatch, draft.schedule, draft.data, draft.optimizer);
         let (Some(head), Some(microbatch), Some(schedule), Some(data), Some(optimizer)) = parts
@@ -374,6 +382,7 @@ impl Reader<'_> {
             microbatch_size: microbatch.0,
             microbatch_count: microbatch.1,
             seq: data.0,
+            purpose: draft.purpose.unwrap_or_default(),
             precision,
             schedule: schedule.0,
             stage_ends: schedule.1,
@@ -403,6 +412,7 @@ impl Draft {
                 let dtype = dtype.trim().strip_prefix("dtype=")?.parse().ok()?;
                 set(&mut self.data, (seq, dtype))
             }
+            "inference" => set(&mut self.purpose, read_inference(rest)?),
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest).filter(|clip| *clip > 0.0)?),
@@ -492,6 +502,14 @@ fn version(word: &str, rest: &str) -> Option<u32> {
 
 fn read_keep(name: &str) -> Option<Keep> {
     Keep::ALL.into_iter().find(|keep| keep.name() == name)
+}
+
+/// Reads the lengths of pieces of prompts, which ascend from 1.
+fn read_inference(rest: &str) -> Option<Purpose> {
+    let buckets = rest.strip_prefix("buckets ")?.split_whitespace().map(|n| n.parse().ok());
+    let buckets = buckets.collect::<Option<Vec<usize>>>()?;
+    let ascends = buckets.first() == Some(&1) && buckets.is_sorted_by(|a, b| a < b);
+    (ascends && buckets.last()? <= &TOKENS_MAX).then_some(Purpose::Inference { buckets })
 }
 
 fn read_zero(text: &str) -> Option<Zero> {

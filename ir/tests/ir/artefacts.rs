@@ -7,7 +7,7 @@ use gantline_ir::lora::{Base, Lora};
 use gantline_ir::op::Combiner;
 use gantline_ir::plan::{
     ContextForm, ExpertParallel, FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan,
-    Prediction, Schedule, USUAL_ORDER, Zero,
+    Prediction, Purpose, Schedule, USUAL_ORDER, Zero,
 };
 use gantline_ir::precision::{Precision, Products, ROLES};
 use gantline_ir::program::{
@@ -106,6 +106,13 @@ fn sharding(r: &mut Draws) -> Sharding {
     Sharding::new(Axis::ALL.map(|axis| (axis, layout(r))))
 }
 
+fn purpose(r: &mut Draws) -> Purpose {
+    match r.below(3) {
+        0 => Purpose::Training,
+        _ => Purpose::Inference { buckets: (0..=r.below(5)).map(|at| 1 + 7 * at).collect() },
+    }
+}
+
 fn plan(r: &mut Draws) -> Plan {
     let rate = |r: &mut Draws| number(r).abs();
     let optimizer = match r.coin() {
@@ -150,6 +157,7 @@ fn plan(r: &mut Draws) -> Plan {
         microbatch_size: 1 + r.below(100),
         microbatch_count: 1 + r.below(100),
         seq: r.below(100_000),
+        purpose: purpose(r),
         precision: precision(r),
         schedule: Schedule::ALL[r.below(4)],
         context: ContextForm::default(),

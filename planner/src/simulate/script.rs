@@ -50,11 +50,33 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// What a program does. `launches` are the prices of the kernels that it launches.
+    /// What a program does in a step. `launches` are the prices of the kernels that it launches.
     pub(crate) fn of(program: &Program, prices: &Prices<'_>, launches: &[LaunchPrice]) -> Script {
+        let is_layer =
+            |name: &str| [".forward", ".backward", ".weights"].iter().any(|e| name.ends_with(e));
+        Script::of_steps(program, &program.steps, is_layer, prices, launches)
+    }
+
+    /// What a program does in an entry, which only has layers.
+    pub(crate) fn of_entry(
+        program: &Program,
+        entry: usize,
+        prices: &Prices<'_>,
+        launches: &[LaunchPrice],
+    ) -> Script {
+        let steps = &program.entries[entry].steps;
+        Script::of_steps(program, steps, |_| true, prices, launches)
+    }
+
+    fn of_steps(
+        program: &Program,
+        steps: &[Step],
+        is_layer: impl Fn(&str) -> bool,
+        prices: &Prices<'_>,
+        launches: &[LaunchPrice],
+    ) -> Script {
         let timed = |routine: &Routine| {
-            let name = &routine.name;
-            let is_layer = [".forward", ".backward", ".weights"].iter().any(|e| name.ends_with(e));
+            let is_layer = is_layer(&routine.name);
             let mut timed = Timed { parts: Vec::new(), is_layer };
             add_parts(&mut timed.parts, routine, prices, launches);
             Rc::new(timed)
@@ -78,7 +100,7 @@ impl Script {
         };
         Script {
             routines: program.routines.iter().map(timed).collect(),
-            moves: program.steps.iter().filter_map(next).collect(),
+            moves: steps.iter().filter_map(next).collect(),
         }
     }
 }

@@ -4,15 +4,20 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use ir::{Diagnostic, Span};
+use ir::{Diagnostic, Mesh, Plan, Span};
 use runtime::generate::{Ending, Sampling};
 use runtime::in_flight::{Continuation, Request};
 use serde::Deserialize;
 
 use super::{Args, Trained};
+use crate::argument::PathArg;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
+
+/// Texts that a replica continues side by side, where nobody says how many. Chosen: enough that
+/// weights are read for several texts at once.
+const SLOTS: usize = 8;
 
 /// A line of the file.
 #[derive(Debug, Deserialize)]
@@ -38,27 +43,24 @@ pub(super) fn answer(
     sampling: &Sampling,
 ) -> Result<Exit, Failure> {
     let asked = read(file)?;
-    let requests = asked.iter().enumerate().map(|(number, (place, asked))| {
-        let prompt = trained.tokenizer.encode(asked.prompt.as_bytes(), &place.source)?;
-        let tokens_max = asked.max_tokens.unwrap_or(args.max_tokens);
-        let seed = sampling.seed.wrapping_add(number as u32);
-        let ending = Ending { tokens_max, stops: trained.stops.clone() };
-        Ok(Request { prompt, sampling: Sampling { seed, ..*sampling }, ending })
-    });
-    let requests = requests.collect::<Result<Vec<Request>, Failure>>()?;
+    let requests = requests(args, trained, &asked, sampling)?;
+    let planned = args.plan.as_ref().map(read_plan).transpose()?;
     let lengths = requests.iter().map(|one| (one.prompt.len(), one.ending.tokens_max));
-    let capacity = trained.capacity(&lengths.collect::<Vec<_>>());
-    let unfit = requests.iter().position(|one| !(1..=capacity).contains(&one.prompt.len()));
-    if let Some(at) = unfit {
-        let (place, count) = (&asked[at].0, requests[at].prompt.len());
-        let headline =
-            format!("the prompt has {count} tokens; the model reads from 1 to {capacity}");
-        return Err(Diagnostic::error("E4060", place.clone(), headline).into());
-    }
-    // No replica is without a text, and no sequence of one is for none.
-    let replicas = args.dp.min(requests.len());
-    let slots = args.slots.min(requests.len().div_ceil(replicas));
-    let mut generator = trained.generator(args, capacity, [replicas, slots])?;
+    let capacity = match &planned {
+        Some((_, plan)) => plan.seq,
+        None => trained.capacity(&lengths.collect::<Vec<_>>()),
+    };
+    check_lengths(&asked, &requests, capacity)?;
+    let mut generator = match planned {
+        Some(plan) => trained.planned(args, plan)?,
+        None => {
+            // No replica is without a text, and no slot of one is for none.
+            let replicas = args.dp.unwrap_or(1).min(requests.len());
+            let slots = args.slots.unwrap_or(SLOTS).min(requests.len().div_ceil(replicas));
+            trained.generator(args, capacity, [replicas, slots])?
+        }
+    };
+    let Plan { mesh: Mesh { dp: replicas, .. }, microbatch_size: slots, .. } = *generator.plan();
     let row = |number: usize, one: &Continuation| {
         let mut decoder = trained.tokenizer.decoder();
         let pieces: String = one.tokens.iter().map(|token| decoder.push(*token)).collect();
@@ -100,6 +102,41 @@ pub(super) fn answer(
     Ok(Exit::Success)
 }
 
+/// What is asked for, in tokens.
+fn requests(
+    args: &Args,
+    trained: &Trained,
+    asked: &[(Span, Asked)],
+    sampling: &Sampling,
+) -> Result<Vec<Request>, Failure> {
+    let request = |(number, (place, asked)): (usize, &(Span, Asked))| {
+        let prompt = trained.tokenizer.encode(asked.prompt.as_bytes(), &place.source)?;
+        let tokens_max = asked.max_tokens.unwrap_or(args.max_tokens);
+        let seed = sampling.seed.wrapping_add(number as u32);
+        let ending = Ending { tokens_max, stops: trained.stops.clone() };
+        Ok(Request { prompt, sampling: Sampling { seed, ..*sampling }, ending })
+    };
+    asked.iter().enumerate().map(request).collect()
+}
+
+/// Refuses prompts that the model cannot read, or has nothing to read of.
+fn check_lengths(
+    asked: &[(Span, Asked)],
+    requests: &[Request],
+    capacity: usize,
+) -> Result<(), Failure> {
+    let mut both = asked.iter().zip(requests);
+    match both.find(|(_, one)| !(1..=capacity).contains(&one.prompt.len())) {
+        Some(((place, _), one)) => {
+            let count = one.prompt.len();
+            let headline =
+                format!("the prompt has {count} tokens; the model reads from 1 to {capacity}");
+            Err(Diagnostic::error("E4060", place.clone(), headline).into())
+        }
+        None => Ok(()),
+    }
+}
+
 fn told(
     texts: Vec<documents::ContinuedRow>,
     seconds: f64,
@@ -117,6 +154,18 @@ fn told(
         slots: slots as u64,
         texts,
     }
+}
+
+/// The plan of inference in a file, and the file's name.
+fn read_plan(path: &PathArg) -> Result<(String, Plan), Failure> {
+    let (shown, text) = (path.to_string(), read_text(path, "--plan")?);
+    let plan = ir::text::parse_plan(&shown, &text)?;
+    if !plan.is_inference() {
+        let headline = "the plan is for steps of training, and texts are to be continued";
+        let help = "`plan MODEL --for inference -o FILE` writes one";
+        return Err(Diagnostic::error("E5006", Span::of(&shown), headline).help(help).into());
+    }
+    Ok((shown, plan))
 }
 
 /// What is asked for, and where the file says it.

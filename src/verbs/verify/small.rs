@@ -37,7 +37,7 @@ pub(super) fn of(
     documents: bool,
 ) -> Result<Small, Failure> {
     let text = failure::read_text(path, "--plan")?;
-    let plan = ir::text::parse_plan(&path.to_string(), &text)?;
+    let plan = crate::training::training_plan(&path.to_string(), &text)?;
     let wrong = check_decisions(&plan);
     if !wrong.is_empty() {
         return Err(wrong.into());

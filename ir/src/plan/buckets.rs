@@ -1,0 +1,78 @@
+//! Prompts in pieces of a few lengths, for each of which there is a program.
+
+/// What reading a piece costs besides its tokens, in tokens: it reads all weights once. Chosen:
+/// about where products stop being bound by memory.
+const CALL_TOKENS: usize = 16;
+
+/// The shortest piece that has a program of its own, besides one token. Chosen: below it, padding
+/// costs next to nothing.
+const SHORTEST: usize = 8;
+
+/// The usual lengths of pieces for texts of at most `capacity` tokens: 1, 8, 16, 32, …
+pub fn usual_buckets(capacity: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(SHORTEST), |length| length.checked_mul(2));
+    std::iter::once(1).chain(powers.take_while(|length| *length <= capacity)).collect()
+}
+
+/// The lengths of the pieces that read `tokens` tokens in the least time, of which the last may be
+/// padded: `buckets` are the lengths that there are, ascending from 1, and `room` the tokens that
+/// may be written, padding with them.
+pub fn pieces_of(buckets: &[usize], tokens: usize, room: usize) -> Vec<usize> {
+    let (mut left, mut room, mut pieces) = (tokens, room, Vec::new());
+    while left > 0 {
+        let (_, piece) = next(buckets, left, room);
+        pieces.push(piece);
+        left -= piece.min(left);
+        room -= piece.min(room);
+    }
+    pieces
+}
+
+/// The cost of reading `left` tokens, and the piece to begin with: the shortest that holds all of
+/// them, or the longest that is filled.
+fn next(buckets: &[usize], left: usize, room: usize) -> (usize, usize) {
+    if left == 0 {
+        return (0, 0);
+    }
+    let filled = buckets[buckets.partition_point(|length| *length <= left) - 1];
+    let rest = next(buckets, left - filled, room - filled).0;
+    let piecewise = (CALL_TOKENS + filled + rest, filled);
+    match buckets.get(buckets.partition_point(|length| *length < left)) {
+        Some(length) if *length <= room => piecewise.min((CALL_TOKENS + length, *length)),
+        _ => piecewise,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces, which fit where they are read.
+    fn pieces(buckets: &[usize], tokens: usize, room: usize) -> Vec<usize> {
+        let pieces = pieces_of(buckets, tokens, room);
+        assert!(pieces.iter().all(|piece| buckets.contains(piece)), "{pieces:?}");
+        assert!(pieces.iter().sum::<usize>() <= room, "{pieces:?} stay inside of the caches");
+        let before: usize = pieces.iter().rev().skip(1).sum();
+        assert!(before < tokens && pieces.iter().sum::<usize>() >= tokens, "{pieces:?}");
+        pieces
+    }
+
+    #[test]
+    fn a_prompt_is_read_with_few_calls_and_little_padding() {
+        let buckets = usual_buckets(100);
+        assert_eq!(buckets, [1, 8, 16, 32, 64]);
+        assert_eq!(pieces(&buckets, 1, 100), [1]);
+        assert_eq!(pieces(&buckets, 5, 100), [8]);
+        assert_eq!(pieces(&buckets, 17, 100), [32]);
+        assert_eq!(pieces(&buckets, 33, 100), [32, 1]);
+        assert_eq!(pieces(&buckets, 60, 100), [64]);
+        assert_eq!(pieces(&buckets, 100, 100), [64, 32, 1, 1, 1, 1]);
+        assert_eq!(pieces(&buckets, 3, 5), [1, 1, 1]);
+        for tokens in 1..=100 {
+            for room in tokens..tokens + 10 {
+                pieces(&buckets, tokens, room);
+            }
+        }
+        assert_eq!(usual_buckets(5), [1]);
+    }
+}
