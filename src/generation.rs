@@ -19,6 +19,8 @@ use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
 use ir::plan::buckets::usual_buckets;
 use ir::precision::Precision;
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use planner::cluster::Cluster;
+use planner::footprint::Footprint;
 use planner::inference::Replicas;
 use runtime::beams::{BeamSearch, Hypothesis};
 use runtime::decode::Decoder;
@@ -79,6 +81,27 @@ impl Pieces {
         let model = model.expect("there is an entry for one token");
         Ok(Pieces { model, modules })
     }
+
+    /// The programs of a replica.
+    ///
+    /// # Errors
+    /// A plan that is not of the model.
+    pub fn compile(&self, plan: &Plan) -> Result<Programs, Failure> {
+        let forwards = forwards_of(&self.modules, DECODE, &[plan.microbatch_size]);
+        Ok(Programs(compile_entries(&forwards, plan)?))
+    }
+}
+
+/// The programs of a replica, with their kernels.
+#[derive(Debug)]
+pub struct Programs(Compiled);
+
+impl Programs {
+    /// The bytes of each class of ranks, where replicas have so many together.
+    pub fn footprints(&self, cluster: &Cluster, ranks: usize) -> Vec<Footprint> {
+        let threads = cluster.threads(cluster.ranks_per_node(ranks));
+        Footprint::of_all(&self.0.programs, &self.0.kernels, cluster.target(), threads)
+    }
 }
 
 /// A model that continues prompts.
@@ -107,30 +130,22 @@ impl Generator {
         let (model, slots) = (&model.name, sequences);
         let replicas = Replicas { model, modules, entry: DECODE, mesh, slots, capacity, precision };
         let plan = replicas.plan()?;
-        Generator::start(pieces, plan, threads_per_rank, fill)
+        let programs = pieces.compile(&plan)?;
+        Generator::start(pieces, plan, programs, threads_per_rank, fill)
     }
 
-    /// As [`Generator::new`], with the decisions of a plan of inference.
+    /// Starts the ranks of a plan of inference with what [`Pieces::compile`] made of it; as
+    /// [`Generator::new`].
     ///
     /// # Errors
-    /// A plan that is not of the model, and those of `fill`.
-    pub fn planned(
-        pieces: Pieces,
-        plan: Plan,
-        threads_per_rank: usize,
-        fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
-    ) -> Result<Generator, Failure> {
-        Generator::start(pieces, plan, threads_per_rank, fill)
-    }
-
-    fn start(
+    /// Those of `fill`; ranks that cannot start.
+    pub fn start(
         Pieces { model, modules }: Pieces,
         plan: Plan,
+        Programs(Compiled { programs, kernels }): Programs,
         threads_per_rank: usize,
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
-        let forwards = forwards_of(&modules, DECODE, &[plan.microbatch_size]);
-        let Compiled { programs, kernels } = compile_entries(&forwards, &plan)?;
         let ids = Ids::of(&modules[0].1, DECODE);
         let mesh = plan.replica().mesh;
         let classes = Arc::new(Classes { programs, kernels, mesh, ids });
@@ -183,14 +198,14 @@ impl Generator {
     }
 
     /// Continues requests on all replicas, side by side on each; `each` is told of every one that
-    /// ends, with its number, as soon as it does.
+    /// ends, with its number, as soon as it does, or why it cannot be continued.
     ///
     /// # Errors
-    /// As [`Generator::generate`], of a request that fails.
+    /// `E4023` for a token that the model does not have; a rank fails.
     pub fn continue_all(
         &mut self,
         requests: &[Request],
-        each: &mut (dyn FnMut(usize, Continuation) + Send),
+        each: &mut (dyn FnMut(usize, Result<Continuation, runtime::Failure>) + Send),
     ) -> Result<(), Failure> {
         for request in requests {
             check_known(&request.prompt, self.model.vocab)?;

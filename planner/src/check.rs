@@ -194,12 +194,12 @@ fn check_purpose(plan: &Plan, found: &mut Vec<Diagnostic>) {
         (plan.zero != Zero::default(), "ZeRO"),
         (plan.offload != Offload::default(), "offload"),
         (plan.optimizer != Optimizer::None, "an optimizer"),
-        (plan.clip.is_some(), "gradients that are clipped"),
-        (plan.lora.is_some(), "adapters that are trained"),
-        (plan.functions.values().any(keeps), "values that are kept for a backward pass"),
+        (plan.clip.is_some(), "clipped gradients"),
+        (plan.lora.is_some(), "adapters"),
+        (plan.functions.values().any(keeps), "values for a backward pass"),
     ];
     for (_, what) in taken.iter().filter(|(is_taken, _)| *is_taken) {
-        found.push(error("E3309", plan, format!("a plan of inference has no {what}")));
+        found.push(error("E3309", plan, format!("a plan of inference is none with {what}")));
     }
     if let Some(longest) = buckets.iter().max().filter(|longest| **longest > plan.seq) {
         let headline =

@@ -59,7 +59,8 @@ pub struct Job<'a> {
     pub precision: Precision,
     /// What the user fixes and forbids.
     pub limits: Limits,
-    /// Texts over all replicas that are continued side by side; none for the best number.
+    /// Texts over all replicas that are continued side by side, or prompts that are read; none for
+    /// the best number.
     pub sequences: Option<usize>,
     /// What is compared.
     pub aim: Aim,
@@ -109,12 +110,12 @@ pub struct Way {
     pub slots: usize,
     /// Seconds in which a prompt is read.
     pub prompt_s: f64,
-    /// Seconds from a token of a text to its next; with requests in flight, prompts of others are
-    /// read between.
+    /// Seconds from a token of a text to its next, with all slots taken; with requests in flight,
+    /// prompts of others are read between.
     pub token_s: f64,
     /// What is compared, per second, over all replicas.
     pub tokens_per_s: f64,
-    /// The bytes of the fullest place.
+    /// The bytes of the fullest place, at most.
     pub need: Bytes,
     /// The bytes that it has.
     pub have: Bytes,
@@ -125,7 +126,12 @@ pub struct Way {
 impl Way {
     /// Whether it does what is wanted.
     pub fn fits(&self) -> bool {
-        self.need <= self.have && self.is_soon
+        self.has_room() && self.is_soon
+    }
+
+    /// Whether it fits in memory.
+    pub fn has_room(&self) -> bool {
+        self.need <= self.have
     }
 }
 
@@ -271,17 +277,27 @@ impl<'a> Timed<'a> {
         let prompt_s = of_pieces.map(|piece| self.seconds(bucket(piece))).sum();
         let behind = self.slots.iter().filter(|other| **other > 1).position(|n| *n == slots);
         let pass_s = self.seconds(behind.map_or(0, |at| modules.len() + at));
-        let (replicas, side_by_side) = (self.mesh.dp as f64, slots as f64);
-        // While a text gets its tokens, as many prompts are read as texts are beside it.
-        let token_s = match *aim {
-            Aim::Prefill { .. } | Aim::Decode { .. } => pass_s,
-            Aim::Requests { output, .. } => pass_s + side_by_side * prompt_s / output.max(1) as f64,
-        };
-        let tokens_per_s = match *aim {
-            Aim::Prefill { prompt } => replicas * prompt as f64 / prompt_s,
-            Aim::Decode { .. } | Aim::Requests { .. } => replicas * side_by_side / token_s,
+        // Replicas without a text, and slots of the last, may be idle.
+        let most = slots * self.mesh.dp;
+        let texts = self.job.sequences.map_or(most, |all| all.min(most)) as f64;
+        let busy = texts / most as f64 * self.mesh.dp as f64;
+        // The first new token comes with the prompt, and each further one from a pass. A text that
+        // ends makes room for a prompt, which is read while the others wait.
+        let (side_by_side, further) = (slots as f64, |output: usize| (output.max(1) - 1) as f64);
+        let (token_s, tokens_per_s) = match *aim {
+            Aim::Prefill { prompt } => {
+                let reading = self.job.sequences.map_or(self.mesh.dp, |all| all.min(self.mesh.dp));
+                (pass_s, reading as f64 * prompt as f64 / prompt_s)
+            }
+            Aim::Decode { .. } => (pass_s, texts / pass_s),
+            Aim::Requests { output, .. } => {
+                let of_text = prompt_s + further(output) * pass_s / side_by_side;
+                let waits = side_by_side * prompt_s / further(output).max(1.0);
+                (pass_s + waits, busy * output as f64 / of_text)
+            }
         };
         let is_within = |seconds: f64, limit: Option<f64>| limit.is_none_or(|most| seconds <= most);
+        let is_prefill = matches!(aim, Aim::Prefill { .. });
         let (need, have) = self.bytes(slots);
         Way {
             mesh: self.mesh,
@@ -291,7 +307,8 @@ impl<'a> Timed<'a> {
             tokens_per_s,
             need,
             have,
-            is_soon: is_within(token_s, within_s[0]) && is_within(prompt_s, within_s[1]),
+            is_soon: (is_prefill || is_within(token_s, within_s[0]))
+                && is_within(prompt_s, within_s[1]),
         }
     }
 
@@ -533,6 +550,23 @@ mod tests {
         assert_eq!((soon.ways[0].slots, soon.plan.is_some()), (1, true), "{many:?}");
         let never = search(&Job { within_s: [Some(1e-12), None], ..job.clone() }).unwrap();
         assert!(never.plan.is_none() && !never.ways[0].fits());
+    }
+
+    /// Nobody counts texts that nobody has, and the first token of a text costs no pass.
+    #[test]
+    fn rates_are_of_the_texts_that_there_are() {
+        let (modules, cluster) = (modules(), cluster(1 << 30));
+        let job = Job { sequences: Some(1), ..job(&modules, &cluster, 4) };
+        let found = search(&job).unwrap();
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9 * b;
+        assert!(found.ways.iter().all(|way| close(way.tokens_per_s, 1.0 / way.token_s)));
+        for (output, passes) in [(1, 0.0), (2, 1.0), (9, 8.0)] {
+            let aim = Aim::Requests { prompt: 20, output };
+            let decode = search(&Job { ranks: 1, ..job.clone() }).unwrap().ways[0];
+            let way = search(&Job { aim, ranks: 1, ..job.clone() }).unwrap().ways[0];
+            let seconds = way.prompt_s + passes * decode.token_s;
+            assert!(close(way.tokens_per_s, output as f64 / seconds), "{way:?}");
+        }
     }
 
     #[test]

@@ -98,7 +98,9 @@ impl Decoder {
     fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
         self.fed.tokens.clear();
         self.fed.tokens.extend(tokens.iter().map(|&token| token as i32));
-        self.fed.tokens.resize(length, 0);
+        // A token that is there: what hides padding from others multiplies its numbers by zero.
+        let padding = self.fed.tokens.last().copied().unwrap_or(0);
+        self.fed.tokens.resize(length, padding);
         self.fed.positions.clear();
         self.fed.positions.push(self.position as i32);
         self.infer(entry, tokens.len())?;

@@ -47,18 +47,19 @@ struct Run<'a> {
     start: Instant,
     capacity: usize,
     /// Told of each that ends, by its number.
-    each: &'a mut dyn FnMut(usize, Continuation),
+    each: &'a mut dyn FnMut(usize, Result<Continuation, Failure>),
 }
 
 /// Continues requests until `next` has no more; `each` is told of every one that ends, with its
-/// number. Each is read into the first sequence that is free.
+/// number, or why it cannot be continued, as [`generate`](crate::generate::generate) says it. Each
+/// is read into the first sequence that is free.
 ///
 /// # Errors
-/// As [`generate`](crate::generate::generate), of the first request that fails.
+/// Those of the model, which end all.
 pub fn continue_all(
     model: &mut dyn NextLogitsOfMany,
     next: &mut dyn FnMut() -> Option<(usize, Request)>,
-    each: &mut dyn FnMut(usize, Continuation),
+    each: &mut dyn FnMut(usize, Result<Continuation, Failure>),
 ) -> Result<(), Failure> {
     let mut run = Run { start: Instant::now(), capacity: model.capacity(), each };
     let mut sequences: Vec<Option<Going>> = (0..model.sequences()).map(|_| None).collect();
@@ -80,7 +81,7 @@ pub fn continue_all(
         let vocab = logits.len() / sequences.len();
         for (place, (sequence, row)) in sequences.iter_mut().zip(logits.chunks(vocab)).enumerate() {
             let Some(going) = sequence.take() else { continue };
-            *sequence = run.choose(going, row)?;
+            *sequence = run.choose(going, row);
             if sequence.is_none() {
                 free.push_back(place);
             }
@@ -97,40 +98,47 @@ impl Run<'_> {
         number: usize,
         request: Request,
     ) -> Result<Option<Going>, Failure> {
-        check_prompt(&request.prompt, self.capacity)?;
+        if let Err(failure) = check_prompt(&request.prompt, self.capacity) {
+            (self.each)(number, Err(failure));
+            return Ok(None);
+        }
         let going = Going { number, request, tokens: Vec::new(), first_s: 0.0 };
         if going.request.ending.tokens_max == 0 {
             self.end(going, false);
             return Ok(None);
         }
         let logits = model.begin(place, &going.request.prompt)?;
-        self.choose(going, logits)
+        Ok(self.choose(going, logits))
     }
 
     /// Chooses the next token of a sequence; none where it ends.
-    fn choose(&mut self, mut going: Going, logits: &[f32]) -> Result<Option<Going>, Failure> {
+    fn choose(&mut self, mut going: Going, logits: &[f32]) -> Option<Going> {
         let Request { prompt, sampling, ending } = &going.request;
         let position = prompt.len() + going.tokens.len();
-        let token = sampling.choose(logits, position).ok_or_else(|| not_finite(position))?;
+        let Some(token) = sampling.choose(logits, position) else {
+            (self.each)(going.number, Err(not_finite(position)));
+            return None;
+        };
         if going.tokens.is_empty() {
             going.first_s = self.start.elapsed().as_secs_f64();
         }
         if ending.stops.contains(&token) {
             self.end(going, true);
-            return Ok(None);
+            return None;
         }
         going.tokens.push(token);
         // The last token is new, and is not read.
         if going.tokens.len() == ending.tokens_max || position + 1 > self.capacity {
             self.end(going, false);
-            return Ok(None);
+            return None;
         }
-        Ok(Some(going))
+        Some(going)
     }
 
     fn end(&mut self, going: Going, is_stopped: bool) {
         let seconds = [going.first_s, self.start.elapsed().as_secs_f64()];
-        (self.each)(going.number, Continuation { tokens: going.tokens, is_stopped, seconds });
+        let continuation = Continuation { tokens: going.tokens, is_stopped, seconds };
+        (self.each)(going.number, Ok(continuation));
     }
 }
 
@@ -161,7 +169,13 @@ mod tests {
         }
     }
 
+    /// A token after which no number is finite.
+    const POISON: u32 = 1000;
+
     fn logits_after(sequence: &[u32]) -> Vec<f32> {
+        if sequence.contains(&POISON) {
+            return vec![f32::NAN; VOCAB];
+        }
         let state = sequence.iter().fold(mix(7), |at, token| mix(at ^ (u64::from(*token) + 1)));
         (0..VOCAB as u64).map(|token| (mix(state ^ (token << 32)) >> 40) as f32 / 4e6).collect()
     }
@@ -249,7 +263,8 @@ mod tests {
             let mut model = Held::of(sequences, capacity);
             let mut waiting = requests.iter().cloned().enumerate();
             let mut found = vec![None; requests.len()];
-            let mut each = |number: usize, one: Continuation| {
+            let mut each = |number: usize, one: Result<Continuation, Failure>| {
+                let one = one.unwrap_or_else(|why| panic!("SEED={seed}: {why:?}"));
                 assert!(found[number].replace(one).is_none(), "SEED={seed}: it ends once");
             };
             let done = continue_all(&mut model, &mut || waiting.next(), &mut each);
@@ -281,18 +296,29 @@ mod tests {
         }
     }
 
+    /// What cannot be continued is told, and takes nothing from what is beside it.
     #[test]
-    fn a_request_that_does_not_fit_is_told() {
+    fn a_request_that_fails_ends_alone() {
         let ending = Ending { tokens_max: 3, stops: Vec::new() };
-        for prompt in [vec![], vec![0; 9]] {
-            let request = Request { prompt, sampling: Sampling::GREEDY, ending: ending.clone() };
-            let mut waiting = [(0, request)].into_iter();
-            let done =
-                continue_all(&mut Held::of(2, 8), &mut || waiting.next(), &mut |_, _| panic!());
-            match done {
-                Err(Failure::Input(diagnostics)) => assert_eq!(diagnostics[0].code, "E4060"),
-                other => panic!("{other:?}"),
-            }
-        }
+        let request = |prompt: Vec<u32>| Request {
+            prompt,
+            sampling: Sampling::GREEDY,
+            ending: ending.clone(),
+        };
+        let prompts = [vec![1], vec![], vec![2, 3], vec![0; 9], vec![POISON], vec![3], vec![4]];
+        let mut waiting = prompts.into_iter().map(request).enumerate();
+        let mut found = Vec::new();
+        let done = continue_all(&mut Held::of(2, 8), &mut || waiting.next(), &mut |at, one| {
+            let code = |failure: Failure| match failure {
+                Failure::Input(diagnostics) => diagnostics[0].code,
+                Failure::World(error) => panic!("{error}"),
+            };
+            found.push((at, one.map(|one| one.tokens.len()).map_err(code)));
+        });
+        assert!(done.is_ok());
+        found.sort_by_key(|(at, _)| *at);
+        let ends: Vec<_> = found.into_iter().map(|(_, end)| end).collect();
+        let [empty, long, poison] = ["E4060", "E4060", "E4061"].map(Err);
+        assert_eq!(ends, [Ok(3), empty, Ok(3), long, poison, Ok(3), Ok(3)]);
     }
 }

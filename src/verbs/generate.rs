@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use ir::import::{Description, Model};
 use ir::plan::Purpose;
+use ir::precision::Precision;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
-use planner::check::check;
+use planner::check::{check, check_decisions, check_memory};
 use planner::cluster::Cluster;
 use runtime::checkpoint::Checkpoint;
 use runtime::execute::Session;
@@ -314,17 +315,33 @@ impl Trained {
 impl Trained {
     /// Replicas as a plan of inference says, which comes from a file.
     fn planned(&self, args: &Args, (shown, plan): (String, Plan)) -> Result<Generator, Failure> {
+        let cluster = Cluster::load("cpu-local")?;
+        job::check_local(&cluster, plan.mesh.ranks())?;
+        let wrong = check_decisions(&plan.replica());
+        if !wrong.is_empty() {
+            return Err(wrong.into());
+        }
+        let Precision { compute: dtype, .. } = plan.precision;
+        let refuse = |headline: String| {
+            let help = "plan again, for this model";
+            Err(Diagnostic::error("E5006", Span::of(&shown), headline).help(help).into())
+        };
+        if plan.precision != Precision::uniform(dtype) || job::check_executable(dtype).is_err() {
+            return refuse(format!("texts are not continued in {}", plan.precision));
+        }
+        let most = positions_max(&self.description);
+        if plan.seq > most {
+            let seq = plan.seq;
+            return refuse(format!("texts of {seq} tokens, and the model was made for {most}"));
+        }
         let Purpose::Inference { buckets } = &plan.purpose else {
             unreachable!("it is a plan of inference");
         };
         let pieces = Pieces::of(&self.description, buckets, plan.seq, &plan.precision)?;
         let model = &pieces.model.name;
         if *model != plan.model {
-            let headline = format!("the plan is for `{}`, and this is `{model}`", plan.model);
-            let help = "plan again, for this model";
-            return Err(Diagnostic::error("E5006", Span::of(shown), headline).help(help).into());
+            return refuse(format!("the plan is for `{}`, and this is `{model}`", plan.model));
         }
-        let cluster = Cluster::load("cpu-local")?;
         let plan = Plan { target: cluster.target(), ..plan };
         let wrong = check(&pieces.modules[0].1, DECODE, &plan.replica(), &cluster);
         if !wrong.is_empty() {
@@ -332,8 +349,13 @@ impl Trained {
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = args.threads.unwrap_or((cores / plan.mesh.ranks()).max(1));
+        let programs = pieces.compile(&plan)?;
+        let footprints = programs.footprints(&cluster, plan.mesh.ranks());
+        if let Some(wrong) = check_memory(&plan, &footprints, &cluster) {
+            return Err(wrong.into());
+        }
         let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
-        Generator::planned(pieces, plan, threads, &mut fill)
+        Generator::start(pieces, plan, programs, threads, &mut fill)
     }
 }
 

@@ -31,8 +31,18 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
         let has_aim = args.objective != Aim::Time || args.watts.is_some();
         let cluster = args.asked.place.cluster()?;
-        if cpus::are_meant(&cluster) && !(has_aim || args.budget.is_some() || args.name) {
-            let told = if args.plan { cpus::Told::Plan } else { cpus::Told::Ways };
+        if cpus::are_meant(&cluster) {
+            let wrong = [
+                ("--objective", args.objective != Aim::Time),
+                ("--watts", args.watts.is_some()),
+                ("--budget", args.budget.is_some()),
+                ("--name", args.name),
+            ];
+            if let Some((flag, _)) = wrong.into_iter().find(|(_, is_given)| *is_given) {
+                let headline = "plans of inference are searched for tokens per second";
+                return Err(usage(flag, headline).help("leave it out").into());
+            }
+            let told = if args.plan { cpus::Told::Plan } else { cpus::Told::WaysToWrite };
             return cpus::answer(&args.asked, &args.served, told, args.output.as_ref());
         }
         if args.plan || args.name || args.output.is_some() || has_aim || args.budget.is_some() {
@@ -86,8 +96,8 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
     }
     if args.served.is_inference()? {
         if args.file.is_some() {
-            let headline = "plans of inference are not written to files".to_owned();
-            let help = "write the layout: `--fix tp=8,pp=1`";
+            let headline = "plans of inference are carried out, and not explained".to_owned();
+            let help = "`generate --plan` takes it; for GPUs write the layout: `--fix tp=8,pp=1`";
             return Err(usage("--plan", headline).help(help).into());
         }
         return inference::explain::explain(asked, asked.place.cluster()?, &args.served);

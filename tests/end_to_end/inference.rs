@@ -259,6 +259,7 @@ fn texts_side_by_side_are_those_alone() {
                 let mut generator = generator.unwrap_or_else(|why| panic!("{case}: {why:?}"));
                 let mut found = vec![(Vec::new(), false); requests.len()];
                 let done = generator.continue_all(&requests, &mut |at, one| {
+                    let one = one.unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
                     found[at] = (one.tokens, one.is_stopped);
                 });
                 done.unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
@@ -459,7 +460,7 @@ fn prompts_of_a_file_are_continued_as_each_alone() {
 }
 
 /// Plans of inference are found for the ranks of CPUs, are files, and are carried out: whatever
-/// they decide, texts are the same. Plans of other steps, and edited ones, are refused.
+/// they decide, texts are the same.
 #[test]
 fn plans_of_inference_are_carried_out() {
     let scratch = tiny("serving-plan");
@@ -490,9 +491,30 @@ fn plans_of_inference_are_carried_out() {
     }
     let page = scratch.answer("plan tiny --for inference --ranks 2 --input-len 8 --output-len 8");
     assert!(page.contains("✓ take") && page.contains("slots"), "{page}");
-    let none = scratch.run("plan tiny --for decode --max memory=1kB");
-    assert_eq!(none.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&none.stdout).contains("lacks"), "{none:?}");
+}
+
+/// What no plan of inference has room or time for is told with the figure that it lacks; plans of
+/// other steps, and edited ones, are refused.
+#[test]
+fn plans_that_continue_no_texts_are_refused() {
+    let scratch = tiny("no-serving-plan");
+    let flags = "--data text --seq 16 --gbs 2 --val-every 0 --from-scratch --steps 2";
+    scratch.answer(&format!("train tiny {flags} --out run"));
+    scratch.write("prompts.jsonl", "\"line\"\n\"3\"\n");
+    let line = "generate run --prompts prompts.jsonl --max-tokens 3 --json";
+    let asked = "plan tiny --for inference --seq 16 --gbs 4";
+    scratch.answer(&format!("{asked} --ranks 1 -o 0.plan"));
+    for (flags, said) in [
+        ("--first-token-time 0.00001ms", "a prompt"),
+        ("--token-time 0.00001ms", "a token takes"),
+        ("--max memory=1kB", "lacks"),
+    ] {
+        let none = scratch.run(&format!("plan tiny --for decode {flags}"));
+        assert_eq!(none.status.code(), Some(3), "{flags}");
+        assert!(String::from_utf8_lossy(&none.stdout).contains(said), "{flags}: {none:?}");
+    }
+    let both = scratch.json(&format!("{asked} --plan --json"));
+    assert_eq!(both["schema"], "gantline.inference/1", "{both}");
     scratch.answer("plan tiny --seq 16 --gbs 2 -o training.plan");
     let text = std::fs::read_to_string(scratch.0.join("0.plan")).expect("a plan");
     scratch.write(
@@ -500,12 +522,18 @@ fn plans_of_inference_are_carried_out() {
         &text.replace("optimizer none", "optimizer sgd decay=0 decay_biases=0"),
     );
     scratch.write("long.plan", &text.replace("data seq=16", "data seq=4096"));
+    scratch.write("many.plan", &text.replace("size=4 ", "size=40000000 "));
+    scratch.write("codes.plan", &text.replace("dtype=f32", "dtype=f8e4m3"));
+    scratch.write("pieces.plan", &text.replace("buckets 1 8 16", "buckets 1 8 17"));
     scratch.write("buckets.plan", &text.replace("buckets 1 8", "buckets 8"));
     scratch.write("other.plan", &text.replace("plan 2 tiny", "plan 2 other"));
     for (asked, code, said) in [
         (format!("{line} --plan training.plan"), 2, "E5006"),
         (format!("{line} --plan adamw.plan"), 6, "E3309"),
-        (format!("{line} --plan long.plan"), 2, "E1108"),
+        (format!("{line} --plan long.plan"), 2, "E5006"),
+        (format!("{line} --plan many.plan"), 3, "E3308"),
+        (format!("{line} --plan codes.plan"), 2, "E5006"),
+        (format!("{line} --plan pieces.plan"), 6, "E3309"),
         (format!("{line} --plan buckets.plan"), 6, "E1021"),
         (format!("{line} --plan other.plan"), 2, "E5006"),
         (format!("{line} --plan 0.plan --tp 2"), 2, "--tp"),
@@ -519,11 +547,47 @@ fn plans_of_inference_are_carried_out() {
         ("plan tiny --for inference --fix cp=2".to_owned(), 2, "cp"),
         ("plan tiny --for inference --kv-dtype f8".to_owned(), 2, "--kv-dtype"),
         ("plan tiny --for inference --ranks 2 --tp 3".to_owned(), 3, "E3203"),
-        ("plan tiny --for inference --name".to_owned(), 2, "--for"),
+        ("plan tiny --for inference --name".to_owned(), 2, "--name"),
+        ("plan tiny --for inference --seq 4096".to_owned(), 2, "--seq"),
+        ("plan tiny --for inference --nodes 2 --ranks 2".to_owned(), 2, "--nodes"),
     ] {
         let output = scratch.run(&asked);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(told.contains(said), "{asked}: {told}");
         assert_eq!(output.status.code(), Some(code), "{asked}: {told}");
     }
+}
+
+/// What pads a prompt to the length of a piece is a token of the prompt: one that it does not have
+/// may stand for nothing finite.
+#[test]
+fn padding_takes_nothing_from_a_prompt() {
+    let scratch = tiny("padding");
+    let flags = "--data text --seq 16 --gbs 2 --val-every 0 --from-scratch --steps 2";
+    scratch.answer(&format!("train tiny {flags} --out run"));
+    scratch.answer("export run --to hf -o model");
+    scratch.write("prompts.jsonl", "\"abc\"\n\"a longer one\"\n\"x\"\n");
+    let line = "generate model --prompts prompts.jsonl --max-tokens 3 --temperature 0 --json";
+    let wanted = scratch.json(line)["texts"].clone();
+    let path = scratch.0.join("model/model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("there are weights");
+    let (size, rest) = bytes.split_at_mut(8);
+    let size = u64::from_le_bytes(size.try_into().expect("eight bytes")) as usize;
+    let (header, data) = rest.split_at_mut(size);
+    let header: Value = serde_json::from_slice(header).expect("a header");
+    let tensors = header.as_object().expect("tensors").iter();
+    let table = tensors.filter(|(name, _)| name.ends_with("wte.weight")).map(|(_, told)| told);
+    let table = table.clone().next().expect("a table of tokens");
+    let start = table["data_offsets"][0].as_u64().expect("an offset") as usize;
+    let width = table["shape"][1].as_u64().expect("a width") as usize;
+    assert_eq!(table["dtype"], "F32");
+    for number in data[start..start + 4 * width].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(&path, &bytes).expect("the weights are written");
+    let texts = |found: &Value| -> Vec<Value> {
+        found.as_array().expect("texts").iter().map(|one| one["tokens"].clone()).collect()
+    };
+    // The head is the table: what is never likely is never chosen.
+    assert_eq!(texts(&scratch.json(line)["texts"]), texts(&wanted));
 }

@@ -18,29 +18,30 @@ pub fn usual_buckets(capacity: usize) -> Vec<usize> {
 /// padded: `buckets` are the lengths that there are, ascending from 1, and `room` the tokens that
 /// may be written, padding with them.
 pub fn pieces_of(buckets: &[usize], tokens: usize, room: usize) -> Vec<usize> {
-    let (mut left, mut room, mut pieces) = (tokens, room, Vec::new());
+    // Tokens that are left, and the longest piece that they fill, until none are.
+    let mut filled = Vec::new();
+    let mut left = tokens;
     while left > 0 {
-        let (_, piece) = next(buckets, left, room);
-        pieces.push(piece);
-        left -= piece.min(left);
-        room -= piece.min(room);
+        let longest = buckets[buckets.partition_point(|length| *length <= left) - 1];
+        filled.push((left, longest));
+        left -= longest;
     }
+    // From the last on: the piece to read next is the longest that is filled, or the shortest that
+    // holds all that is left.
+    let (spare, mut cost, mut pieces) = (room - tokens, 0, Vec::new());
+    for (left, longest) in filled.into_iter().rev() {
+        let piecewise = (CALL_TOKENS + longest + cost, longest);
+        let whole = buckets.get(buckets.partition_point(|length| *length < left));
+        let whole = whole.filter(|length| **length <= left + spare);
+        let best = whole.map_or(piecewise, |all| piecewise.min((CALL_TOKENS + all, *all)));
+        if best.1 >= left {
+            pieces.clear();
+        }
+        cost = best.0;
+        pieces.push(best.1);
+    }
+    pieces.reverse();
     pieces
-}
-
-/// The cost of reading `left` tokens, and the piece to begin with: the shortest that holds all of
-/// them, or the longest that is filled.
-fn next(buckets: &[usize], left: usize, room: usize) -> (usize, usize) {
-    if left == 0 {
-        return (0, 0);
-    }
-    let filled = buckets[buckets.partition_point(|length| *length <= left) - 1];
-    let rest = next(buckets, left - filled, room - filled).0;
-    let piecewise = (CALL_TOKENS + filled + rest, filled);
-    match buckets.get(buckets.partition_point(|length| *length < left)) {
-        Some(length) if *length <= room => piecewise.min((CALL_TOKENS + length, *length)),
-        _ => piecewise,
-    }
 }
 
 #[cfg(test)]
@@ -74,5 +75,6 @@ mod tests {
             }
         }
         assert_eq!(usual_buckets(5), [1]);
+        assert_eq!(pieces(&[1], 100_000, 100_000).len(), 100_000);
     }
 }

@@ -13,6 +13,7 @@ use super::{Args, Trained};
 use crate::argument::PathArg;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
+use crate::job::positions_max;
 use crate::output;
 
 /// Texts that a replica continues side by side, where nobody says how many. Chosen: enough that
@@ -20,14 +21,6 @@ use crate::output;
 const SLOTS: usize = 8;
 
 /// A line of the file.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Prompt(String),
-    Request(Asked),
-}
-
-/// A line that says more than the prompt.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
@@ -50,7 +43,8 @@ pub(super) fn answer(
         Some((_, plan)) => plan.seq,
         None => trained.capacity(&lengths.collect::<Vec<_>>()),
     };
-    check_lengths(&asked, &requests, capacity)?;
+    let room = capacity.min(positions_max(&trained.description));
+    check_lengths(&asked, &requests, room)?;
     let mut generator = match planned {
         Some(plan) => trained.planned(args, plan)?,
         None => {
@@ -74,32 +68,71 @@ pub(super) fn answer(
         }
     };
     let start = Instant::now();
-    let (mut rows, mut waiting) = (Vec::new(), BTreeMap::new());
+    let mut told = Told { is_json: args.json, rows: Vec::new(), waiting: BTreeMap::new(), next: 0 };
+    let mut failed = BTreeMap::new();
     generator.continue_all(&requests, &mut |number, one| {
-        waiting.insert(number, row(number, &one));
-        // Texts are told in the order of the file.
-        while let Some(row) = waiting.remove(&rows.len()) {
-            if !args.json {
+        let row =
+            one.map(|one| row(number, &one)).map_err(|failure| failed.insert(number, failure));
+        told.tell(number, row.ok());
+    })?;
+    let document = continued(told.rows, start.elapsed().as_secs_f64(), [replicas, slots]);
+    if args.json {
+        output::answer_json(&document.to_json());
+    } else {
+        output::note(&summary(&document));
+    }
+    // What could be continued is told; the first that could not decides how the run ends.
+    match failed.into_iter().next() {
+        Some((number, failure)) => Err(at_line(failure.into(), &asked[number].0)),
+        None => Ok(Exit::Success),
+    }
+}
+
+/// Texts that are told in the order of the file.
+struct Told {
+    is_json: bool,
+    rows: Vec<documents::ContinuedRow>,
+    /// Those that wait for texts before them; none for one that could not be continued.
+    waiting: BTreeMap<usize, Option<documents::ContinuedRow>>,
+    next: usize,
+}
+
+impl Told {
+    fn tell(&mut self, number: usize, row: Option<documents::ContinuedRow>) {
+        self.waiting.insert(number, row);
+        while let Some(row) = self.waiting.remove(&self.next) {
+            self.next += 1;
+            let Some(row) = row else { continue };
+            if !self.is_json {
                 output::stream(&format!("{}\n", row.text));
             }
-            rows.push(row);
+            self.rows.push(row);
         }
-    })?;
-    let told = told(rows, start.elapsed().as_secs_f64(), [replicas, slots]);
-    if args.json {
-        output::answer_json(&told.to_json());
-    } else {
-        output::note(&format!(
-            "{} texts with {} new tokens in {}: {:.0} tokens/s, {slots} side by side on each of \
-             {replicas} replicas; the first new token after {} (median)",
-            told.texts.len(),
-            told.new_tokens,
-            output::seconds(told.seconds),
-            told.tokens_per_s,
-            output::seconds(told.median_first_s),
-        ));
     }
-    Ok(Exit::Success)
+}
+
+/// What is said of all texts.
+fn summary(document: &documents::Continued) -> String {
+    let documents::Continued { texts, new_tokens, seconds, tokens_per_s, .. } = document;
+    let (texts, seconds) = (texts.len(), output::seconds(*seconds));
+    format!(
+        "{texts} texts with {new_tokens} new tokens in {seconds}: {tokens_per_s:.0} tokens/s, up \
+         to {} side by side on each of {} replicas; the first new token after {} (median)",
+        document.slots,
+        document.replicas,
+        output::seconds(document.median_first_s),
+    )
+}
+
+/// A failure that is about a line of the file.
+fn at_line(failure: Failure, place: &Span) -> Failure {
+    match failure {
+        Failure::Input(wrong) => {
+            let at = |one: Diagnostic| Diagnostic { span: place.clone(), ..one };
+            Failure::Input(wrong.into_iter().map(at).collect())
+        }
+        Failure::World(error) => Failure::World(error),
+    }
 }
 
 /// What is asked for, in tokens.
@@ -110,7 +143,8 @@ fn requests(
     sampling: &Sampling,
 ) -> Result<Vec<Request>, Failure> {
     let request = |(number, (place, asked)): (usize, &(Span, Asked))| {
-        let prompt = trained.tokenizer.encode(asked.prompt.as_bytes(), &place.source)?;
+        let prompt = trained.tokenizer.encode(asked.prompt.as_bytes(), &place.source);
+        let prompt = prompt.map_err(|why| at_line(why.into(), place))?;
         let tokens_max = asked.max_tokens.unwrap_or(args.max_tokens);
         let seed = sampling.seed.wrapping_add(number as u32);
         let ending = Ending { tokens_max, stops: trained.stops.clone() };
@@ -130,20 +164,21 @@ fn check_lengths(
         Some(((place, _), one)) => {
             let count = one.prompt.len();
             let headline =
-                format!("the prompt has {count} tokens; the model reads from 1 to {capacity}");
+                format!("the prompt has {count} tokens; from 1 to {capacity} can be read");
             Err(Diagnostic::error("E4060", place.clone(), headline).into())
         }
         None => Ok(()),
     }
 }
 
-fn told(
+fn continued(
     texts: Vec<documents::ContinuedRow>,
     seconds: f64,
     [replicas, slots]: [usize; 2],
 ) -> documents::Continued {
     let new_tokens: usize = texts.iter().map(|row| row.tokens.len()).sum();
-    let mut firsts: Vec<f64> = texts.iter().map(|row| row.first_s).collect();
+    let with_tokens = texts.iter().filter(|row| !row.tokens.is_empty());
+    let mut firsts: Vec<f64> = with_tokens.map(|row| row.first_s).collect();
     firsts.sort_by(f64::total_cmp);
     documents::Continued {
         new_tokens: new_tokens as u64,
@@ -174,18 +209,24 @@ fn read(file: &Path) -> Result<Vec<(Span, Asked)>, Failure> {
     let mut end = 0;
     let lines = text.split_inclusive('\n').map(|line| {
         end += line.len();
-        (Span { source: file.display().to_string(), bytes: end - line.len()..end }, line.trim())
+        let span = Span { source: file.display().to_string(), bytes: end - line.len()..end };
+        (span, line.trim_start_matches('\u{feff}').trim())
     });
     let asked = lines.filter(|(_, line)| !line.is_empty()).map(|(place, line)| {
-        let read = serde_json::from_str(line).map_err(|_| {
+        let read = match line.starts_with('{') {
+            true => serde_json::from_str(line),
+            false => {
+                let alone = |prompt| Asked { prompt, max_tokens: None };
+                serde_json::from_str(line).map(alone)
+            }
+        };
+        let read = read.map_err(|why| {
             let headline = "a line that is no prompt";
             Diagnostic::error("E5022", place.clone(), headline)
+                .note(why.to_string())
                 .help("write a JSON string, or {\"prompt\": \"…\", \"max_tokens\": 64}")
         })?;
-        Ok(match read {
-            Line::Prompt(prompt) => (place, Asked { prompt, max_tokens: None }),
-            Line::Request(asked) => (place, asked),
-        })
+        Ok((place, read))
     });
     let asked = asked.collect::<Result<Vec<_>, Failure>>()?;
     if asked.is_empty() {

@@ -1,6 +1,6 @@
 //! `plan --for inference|prefill|decode` on the ranks of CPUs, whose plans `generate` carries out.
 
-use ir::import::{Model, Weight};
+use ir::import::{Architecture, Description, Model, Weight};
 use ir::plan::buckets::usual_buckets;
 use ir::precision::{Precision, Products};
 use ir::{DType, Plan};
@@ -31,8 +31,10 @@ struct Subject<'a> {
 /// What is printed of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// A page or a document: all meshes.
+    /// All meshes.
     Ways,
+    /// All meshes, and how the plan is written.
+    WaysToWrite,
     /// The plan's text.
     Plan,
 }
@@ -53,13 +55,15 @@ pub fn answer(
     let cluster = asked.place.measured_cluster()?;
     let description = crate::resolve(&asked.model)?.description;
     let context = served.requests.context()?.or(asked.seq);
-    let capacity = context.unwrap_or_else(|| positions_max(&description));
+    let capacity = context.unwrap_or_else(|| longest(&description));
+    check_context(&description, capacity)?;
     let (dtype, products) = asked.dtype.unwrap_or(DType::F32.into()).computed();
     job::check_executable(dtype)?;
     refuse_rounded(products)?;
     let precision = Precision::uniform(dtype);
     let pieces = Pieces::of(&description, &usual_buckets(capacity), capacity, &precision)?;
     let ranks = asked.place.ranks(&cluster);
+    job::check_local(&cluster, ranks)?;
     let aim = aim(served, capacity)?;
     let job = Job {
         modules: &pieces.modules,
@@ -82,11 +86,33 @@ pub fn answer(
     }
     let subject = Subject { model: &pieces.model, cluster: &cluster, ranks, capacity, dtype, aim };
     match (&found.plan, told) {
-        (Some(plan), Told::Plan) => output::answer(&plan.to_string()),
         _ if asked.json => output::answer_json(&document(&subject, &found)),
+        (Some(plan), Told::Plan) => output::answer(&plan.to_string()),
         _ => output::answer(&page(&subject, &found)),
     }
+    if told == Told::WaysToWrite && file.is_none() && found.plan.is_some() && !asked.json {
+        output::note("`-o FILE.plan` writes the plan for `generate --plan`");
+    }
     Ok(if found.plan.is_some() { Exit::Success } else { Exit::Infeasible })
+}
+
+/// The longest text of a model whose keys can be kept.
+fn longest(description: &Description) -> usize {
+    let kept = match &description.architecture {
+        Architecture::Family(family) => family.cached_max(),
+        Architecture::Graph(_) | Architecture::Sized(_) => None,
+    };
+    positions_max(description).min(kept.unwrap_or(usize::MAX))
+}
+
+/// Refuses texts that are longer than the model was made for.
+fn check_context(description: &Description, capacity: usize) -> Result<(), Failure> {
+    let most = longest(description);
+    if capacity <= most {
+        return Ok(());
+    }
+    let headline = format!("texts of {capacity} tokens, and the model was made for {most}");
+    Err(usage("--seq", headline).help(format!("write `--seq {most}` or less")).into())
 }
 
 /// What is compared.
@@ -118,12 +144,13 @@ fn refuse_others(asked: &RequestFlags, served: &Served) -> Result<(), Failure> {
         ("--lora", asked.lora.is_some()),
         ("--precision", !asked.precision.is_empty()),
         ("--document-mask", asked.document_mask),
+        ("--optimizer", asked.optimizer != "adamw"),
         ("--imbalance", asked.imbalance.is_some()),
     ];
     let given = given.into_iter().filter(|(_, is_given)| *is_given);
     let refused = given.map(|(flag, _)| {
         let headline = "this is answered for GPUs, and the cluster has CPUs".to_owned();
-        usage(flag, headline).help("leave it out: `generate` computes with one element type")
+        usage(flag, headline).help("leave it out")
     });
     let mut refused: Vec<_> = refused.collect();
     let lacking = asked.limited.lacking(&[Decision::Tp, Decision::Pp, Decision::Dp])?;
@@ -131,6 +158,10 @@ fn refuse_others(asked: &RequestFlags, served: &Served) -> Result<(), Failure> {
         let headline = format!("replicas on CPUs have no `{decision}`");
         usage("--fix", headline).help("leave it out: they are laid out by tp, pp and dp")
     }));
+    if asked.place.nodes.is_some_and(|nodes| nodes > 1) {
+        let headline = "texts are continued by the threads of one machine".to_owned();
+        refused.push(usage("--nodes", headline).help("leave it out"));
+    }
     if refused.is_empty() { Ok(()) } else { Err(refused.into()) }
 }
 
@@ -229,10 +260,11 @@ fn page(subject: &Subject<'_>, found: &Found) -> String {
     let Some(best) = found.ways.first() else { return text };
     text += &match &found.plan {
         Some(plan) => taken(subject, found, best, plan),
-        None => refused(found, best),
+        None => refused(subject, found, best),
     };
     text + "\nslots: texts that a replica continues side by side; prompt: one is read; token: from \
-            one to the next of a text, with all slots taken; tokens/s and memory: of all ranks\n"
+            one to the next of a text, with all slots taken; tokens/s and memory, at most: of all \
+            ranks\n"
 }
 
 /// The way to take, and why.
@@ -245,10 +277,7 @@ fn taken(subject: &Subject<'_>, found: &Found, best: &Way, plan: &Plan) -> Strin
     let origin = plan.predictions.get("token_s").map_or("", |told| told.origin.as_str());
     let (layout, replicas) = (layout(best), best.mesh.dp);
     let reason = reason(subject, found);
-    format!(
-        "✓ take {layout}, {replicas} replicas: {figure} {what}, {reason} ({origin})\n  \
-         `-o FILE.plan` writes it for `generate --plan`\n"
-    )
+    format!("✓ take {layout}, {replicas} replicas: {figure} {what}, {reason} ({origin})\n")
 }
 
 /// Why a way is the one to take.
@@ -265,13 +294,20 @@ fn reason(subject: &Subject<'_>, found: &Found) -> String {
 }
 
 /// Why nothing fits.
-fn refused(found: &Found, nearest: &Way) -> String {
+fn refused(subject: &Subject<'_>, found: &Found, nearest: &Way) -> String {
     let have = nearest.have;
-    if nearest.need > have {
-        let missing = Bytes(nearest.need.0 - have.0);
+    let fitting: Vec<&Way> = found.ways.iter().filter(|way| way.has_room()).collect();
+    if fitting.is_empty() {
+        let missing = Bytes(nearest.need.0.saturating_sub(have.0));
         let layout = layout(nearest);
         return format!("✗ nothing fits in {have}: {layout} lacks {missing}\n");
     }
-    let soonest = found.ways.iter().map(|way| way.token_s).fold(f64::INFINITY, f64::min);
-    format!("✗ what fits in {have} is not as soon: a token takes {} at least\n", Seconds(soonest))
+    let least =
+        |of: fn(&Way) -> f64| fitting.iter().map(|way| of(way)).fold(f64::INFINITY, f64::min);
+    let [token, first] = [least(|way| way.token_s), least(|way| way.prompt_s)].map(Seconds);
+    let token = match subject.aim {
+        Aim::Prefill { .. } => String::new(),
+        Aim::Decode { .. } | Aim::Requests { .. } => format!("a token takes {token} at least, "),
+    };
+    format!("✗ what fits in {have} is not as soon: {token}a prompt {first} at least\n")
 }
