@@ -581,13 +581,23 @@ fn padding_takes_nothing_from_a_prompt() {
     let start = table["data_offsets"][0].as_u64().expect("an offset") as usize;
     let width = table["shape"][1].as_u64().expect("a width") as usize;
     assert_eq!(table["dtype"], "F32");
-    for number in data[start..start + 4 * width].chunks_exact_mut(4) {
-        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    for token in [0, usize::from(b'q')] {
+        let row = &mut data[start + 4 * width * token..][..4 * width];
+        row.chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&f32::NAN.to_le_bytes()));
     }
     std::fs::write(&path, &bytes).expect("the weights are written");
     let texts = |found: &Value| -> Vec<Value> {
         found.as_array().expect("texts").iter().map(|one| one["tokens"].clone()).collect()
     };
-    // The head is the table: what is never likely is never chosen.
     assert_eq!(texts(&scratch.json(line)["texts"]), texts(&wanted));
+    // A text that has such a token is told by its line, and takes nothing from the others.
+    scratch.write("prompts.jsonl", "\"abc\"\n\"q\"\n\"a longer one\"\n\"x\"\n");
+    for flags in ["", " --slots 1", " --dp 2 --slots 2"] {
+        let output = scratch.run(&format!("{line}{flags}"));
+        assert_eq!(output.status.code(), Some(6), "{flags}");
+        let found: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!(texts(&found["texts"]), texts(&wanted), "{flags}");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("E4061") && told.contains("2 | \"q\""), "{flags}: {told}");
+    }
 }
