@@ -230,11 +230,12 @@ fn best_way(job: &Job<'_>, mesh: Mesh) -> Result<Way, Diagnostic> {
     });
     let ways = ways.collect::<Result<Vec<Way>, Diagnostic>>()?;
     let better = |a: Way, b: Way| {
-        let [speeds, needs] =
-            [[a.tokens_per_s, b.tokens_per_s], [b.need, a.need].map(|n| n.0 as f64)];
-        let [a_first, b_first] = if a.fits() || b.fits() { speeds } else { needs };
-        let b_is_better = b.fits() > a.fits() || (b.fits() == a.fits() && b_first > a_first);
-        if b_is_better { b } else { a }
+        let is_better = match (a.fits(), b.fits()) {
+            (true, true) => b.tokens_per_s > a.tokens_per_s,
+            (false, false) => b.need < a.need,
+            (_, b_fits) => b_fits,
+        };
+        if is_better { b } else { a }
     };
     Ok(ways.into_iter().reduce(better).expect("there is a number of texts"))
 }

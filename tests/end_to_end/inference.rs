@@ -410,7 +410,7 @@ fn prompts_of_a_file_are_continued_as_each_alone() {
     });
     scratch.write("prompts.jsonl", &lines.collect::<Vec<_>>().join("\n\n"));
     let alone = |at: usize| {
-        let new = if at % 2 == 0 { 4 } else { 2 + at };
+        let new = if at.is_multiple_of(2) { 4 } else { 2 + at };
         let seed = 9 + at;
         let line = format!("generate run --max-tokens {new} --seed {seed} --json --prompt");
         let mut command = scratch.command(&[], &line);
