@@ -1,7 +1,8 @@
 //! The time of kernels and collectives on one rank of a cluster.
 //!
-//! A kernel takes `max(flops / rate, bytes / bandwidth) + launch`. Rates are those of the
-//! calibration where there is one, else of the datasheet times a chosen efficiency.
+//! A kernel takes `max(flops / rate, bytes / bandwidth) + launch`; on CPUs, a product first packs
+//! the columns that it is about to multiply, so that the time of both is added. Rates are those of
+//! the calibration where there is one, else of the datasheet times a chosen efficiency.
 
 use ir::plan::Place;
 use ir::program::{Exchange, Group};
@@ -198,11 +199,42 @@ impl<'a> Prices<'a> {
             Kernel::Place(w) | Kernel::Take(w) => (self.elementwise_rate(w.dtype), false),
             Kernel::Fill(f) => (self.elementwise_rate(f.dtype), false),
         };
-        let compute = flops / rate;
+        let compute = flops / rate + self.packing_s(kernel);
         let memory = bytes / self.memory_rate(bytes, is_copy);
         let measured = self.cluster.calibration.as_ref().and_then(|c| c.launch_s);
         let launch = measured.unwrap_or(self.cluster.device.launch_s.value);
         LaunchPrice { seconds: compute.max(memory) + launch, is_product }
+    }
+
+    /// Seconds in which products bring their columns near, while nothing is multiplied: what counts
+    /// where there are few rows to multiply them with.
+    fn packing_s(&self, kernel: &Kernel) -> f64 {
+        if self.cluster.device.kind != Kind::Cpu {
+            return 0.0;
+        }
+        let packed = |p: &Product| {
+            let [batch, _, columns, depth] = p.sizes();
+            (batch * columns * depth) as u64 * p.stored.b.size()
+        };
+        let bytes = match kernel {
+            Kernel::Product(p) => packed(p),
+            Kernel::Products(p) => p.parts.iter().map(|part| packed(&part.product)).sum(),
+            Kernel::Rows(_)
+            | Kernel::Attention(_)
+            | Kernel::AttentionBwd(_)
+            | Kernel::Experts(_)
+            | Kernel::ExpertsBwd(_)
+            | Kernel::Gather(_)
+            | Kernel::ScatterAdd(_)
+            | Kernel::Replace(_)
+            | Kernel::Lines(_)
+            | Kernel::Rope(_)
+            | Kernel::Copy(_)
+            | Kernel::Place(_)
+            | Kernel::Take(_)
+            | Kernel::Fill(_) => return 0.0,
+        } as f64;
+        bytes / self.memory_rate(bytes, false)
     }
 
     /// The links of a group of ranks, and how many members it has.
