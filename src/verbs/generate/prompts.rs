@@ -45,6 +45,7 @@ pub(super) fn answer(
     };
     let room = capacity.min(positions_max(&trained.description));
     check_lengths(&asked, &requests, room)?;
+    note_cut(&requests, planned.as_ref().map(|(_, plan)| plan.seq));
     let mut generator = match planned {
         Some(plan) => trained.planned(args, plan)?,
         None => {
@@ -151,6 +152,18 @@ fn requests(
         Ok(Request { prompt, sampling: Sampling { seed, ..*sampling }, ending })
     };
     asked.iter().enumerate().map(request).collect()
+}
+
+/// Says of texts that a plan has no room for that they end where its caches do.
+fn note_cut(requests: &[Request], seq: Option<usize>) {
+    // The last token is new, and is not read.
+    let needs =
+        |one: &&Request| one.prompt.len().saturating_add(one.ending.tokens_max.saturating_sub(1));
+    let Some(seq) = seq else { return };
+    let cut = requests.iter().filter(|one| needs(one) > seq).count();
+    if cut > 0 {
+        output::note(&format!("{cut} texts end after {seq} tokens at most: the plan has no more"));
+    }
 }
 
 /// Refuses prompts that the model cannot read, or has nothing to read of.

@@ -252,7 +252,7 @@ fn page(subject: &Subject<'_>, found: &Found) -> String {
             way.slots.to_string(),
             Seconds(way.prompt_s).to_string(),
             if is_prefill { "-".to_owned() } else { Seconds(way.token_s).to_string() },
-            output::count(way.tokens_per_s as u64),
+            output::number(way.tokens_per_s),
             way.need.to_string(),
         ]);
     }
@@ -269,15 +269,18 @@ fn page(subject: &Subject<'_>, found: &Found) -> String {
 
 /// The way to take, and why.
 fn taken(subject: &Subject<'_>, found: &Found, best: &Way, plan: &Plan) -> String {
-    let figure = output::count(best.tokens_per_s as u64);
+    let figure = output::number(best.tokens_per_s);
     let what = match subject.aim {
         Aim::Prefill { .. } => "tokens of prompts/s",
         Aim::Decode { .. } | Aim::Requests { .. } => "new tokens/s",
     };
     let origin = plan.predictions.get("token_s").map_or("", |told| told.origin.as_str());
-    let (layout, replicas) = (layout(best), best.mesh.dp);
-    let reason = reason(subject, found);
-    format!("✓ take {layout}, {replicas} replicas: {figure} {what}, {reason} ({origin})\n")
+    let (layout, reason) = (layout(best), reason(subject, found));
+    let replicas = match best.mesh.dp {
+        1 => "one replica".to_owned(),
+        many => format!("{many} replicas"),
+    };
+    format!("✓ take {layout}, {replicas}: {figure} {what}, {reason} ({origin})\n")
 }
 
 /// Why a way is the one to take.
