@@ -522,7 +522,7 @@ fn cut_queries(
 /// A position of each sample that is known at run time counts as one that is known before, for few
 /// queries and for many.
 #[test]
-fn a_position_is_added_at_run_time() {
+pub(crate) fn a_position_is_added_at_run_time() {
     for case in 0..60 {
         let mut random = Random::new(1000 + case);
         let dtype = random.pick(&[DType::F32, DType::F64]);

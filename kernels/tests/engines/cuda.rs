@@ -117,7 +117,7 @@ pub(crate) fn share_of_tolerance(
 }
 
 /// Tests of the CPU whose launches are recorded.
-pub(crate) const RECORDED: [(&str, fn()); 12] = [
+pub(crate) const RECORDED: [(&str, fn()); 14] = [
     ("rows", crate::rows::random_programs_match_their_interpretation),
     ("functions", crate::rows::each_function_matches_alone),
     ("integers", crate::whole::random_programs_of_integers_are_exact),
@@ -128,6 +128,8 @@ pub(crate) const RECORDED: [(&str, fn()); 12] = [
     ("borders", crate::product::products_read_zeros_beyond_their_borders),
     ("attention", crate::attention::attention_and_its_gradient_match_the_materialised_scores),
     ("documents", crate::attention::attention_within_documents_matches_the_materialised_scores),
+    ("positions", crate::attention::a_position_is_added_at_run_time),
+    ("windows", crate::moves::a_window_is_placed_and_taken_where_it_fits),
     ("copies", crate::moves::copies_follow_their_strides),
     ("ropes", crate::moves::rotary_embedding_rotates_and_its_inverse_undoes_it),
 ];

@@ -185,7 +185,7 @@ pub(crate) fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
 }
 
 #[test]
-fn a_window_is_placed_and_taken_where_it_fits() {
+pub(crate) fn a_window_is_placed_and_taken_where_it_fits() {
     for case in 0..40 {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::F32, DType::F64, DType::I32, DType::Bool]);
