@@ -148,6 +148,73 @@ fn attention_that_does_not_fit_tensor_cores_runs_elsewhere() {
     }
 }
 
+/// A position of each sample that a launch passes has the bits of one that is known before.
+pub(crate) fn check_positions(
+    name: &str,
+    lower: fn(&Kernel) -> (Kernel, Functions),
+    is_on_tensor_cores: fn(&Functions) -> bool,
+) {
+    let mut random = Random::new(21);
+    let (batch, queries, keys, heads, dim) = (3, 150, 400, 2, 64);
+    let layout = |length: usize| Attention::contiguous(length, heads, dim);
+    let known = Attention {
+        batch,
+        queries,
+        keys,
+        heads,
+        kv_heads: heads,
+        group: 1,
+        head_offset: Offset::ZERO,
+        scale: 0.25,
+        causal: true,
+        window: 130,
+        softcap: 0.0,
+        bias: None,
+        dropout: None,
+        query_offset: 3,
+        q: layout(queries),
+        k: layout(keys),
+        v: layout(keys),
+        out: layout(queries),
+        dtype: DType::BF16,
+        ..random_flash(&mut random, &[dim])
+    };
+    let positions = [0, 87, 240];
+    let told = Attention { position: true, ..known.clone() };
+    let mut told = Case::new(&mut random, Kernel::Attention(told));
+    *told.inputs.last_mut().expect("positions are the last input") =
+        Buffer::I32(positions.to_vec());
+    let alone = positions.map(|position| {
+        let query_offset = known.query_offset + i64::from(position);
+        let kernel = Kernel::Attention(Attention { query_offset, ..known.clone() });
+        let mut case = Case::new(&mut random, kernel);
+        case.inputs.clone_from_slice(&told.inputs[..3]);
+        case
+    });
+    let all: Vec<Case> = [told].into_iter().chain(alone).collect();
+    let functions: Vec<_> = all.iter().map(|case| lower(&case.kernel)).collect();
+    assert!(functions.iter().all(|(_, of)| is_on_tensor_cores(of)));
+    let library = Library::new(name, functions).expect("there is a compiler");
+    let outs: Vec<Vec<f64>> = all
+        .iter()
+        .enumerate()
+        .map(|(at, case)| case.execute(&library, at, 0)[0].numbers())
+        .collect();
+    let sample = queries * heads * dim;
+    for b in 0..batch {
+        let own = b * sample..(b + 1) * sample;
+        assert_eq!(outs[0][own.clone()], outs[1 + b][own], "{name}: sample {b}");
+    }
+}
+
+#[test]
+fn positions_are_those_of_samples_on_tensor_cores() {
+    match compiler() {
+        Some(_) => check_positions("flash_positions", for_sm80, is_flash),
+        None => println!("skipped: no C++ compiler"),
+    }
+}
+
 /// Some of the queries alone have the bits that they have among all.
 #[test]
 fn bits_of_a_query_on_tensor_cores_do_not_depend_on_other_queries() {

@@ -5,7 +5,7 @@ use gantline_kernels::cuda::{Arch, Functions, TensorMap, Tile, functions_for};
 use gantline_kernels::{Attention, Kernel, Offset};
 use ir::DType;
 
-use crate::flash::{Expected, check_part, distance, random_flash, random_of};
+use crate::flash::{Expected, check_part, check_positions, distance, random_flash, random_of};
 use crate::shim::{Library, compiler};
 use crate::tensor::{EACH, mistaken};
 use crate::{Random, assert_close, same_bits};
@@ -89,6 +89,14 @@ pub(crate) fn windowed(random: &mut Random, [queries, keys, heads, dim]: [usize;
         out: layout(queries),
         dtype: DType::BF16,
         ..random_flash(random, &[dim])
+    }
+}
+
+#[test]
+fn positions_are_those_of_samples_on_warpgroups() {
+    match compiler() {
+        Some(_) => check_positions("flash_warpgroup_positions", for_sm90a, is_by_warpgroups),
+        None => println!("skipped: no C++ compiler"),
     }
 }
 
