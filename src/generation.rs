@@ -37,11 +37,11 @@ pub const DECODE: &str = "decode";
 /// How a generator runs; there are no defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Tokens of a prompt and its continuation, at most.
+    /// Tokens of a slot's KV cache.
     pub capacity: usize,
-    /// Sequences that go on side by side, at least one. Prompts are read one by one.
+    /// Slots of a replica, at least one. Prefill takes one prompt at a time.
     pub sequences: usize,
-    /// The grid of ranks. Along `dp` there are replicas, each with requests of its own.
+    /// The mesh: replicas along `dp`, each with requests of its own.
     pub mesh: Mesh,
     /// The element type of weights, caches and activations.
     pub dtype: DType,
@@ -49,20 +49,20 @@ pub struct Options {
     pub threads_per_rank: usize,
 }
 
-/// A model as modules that read pieces of prompts.
+/// A model with a module per prefill bucket.
 #[derive(Clone, Debug)]
 pub struct Pieces {
     /// The model; its entry is that for one token.
     pub model: Model,
-    /// For each length of a piece, ascending from 1, the prepared module.
+    /// For each bucket, ascending from 1, the prepared module.
     pub modules: Vec<(usize, Module)>,
 }
 
 impl Pieces {
-    /// The modules for pieces of some lengths, the first 1, of texts of at most `capacity` tokens.
+    /// The modules of prefill buckets, the first of one token, with KV caches of `capacity` tokens.
     ///
     /// # Errors
-    /// A description that continues no texts, or not so long ones.
+    /// A description without decoding, or for shorter sequences.
     pub fn of(
         description: &Description,
         buckets: &[usize],
@@ -97,7 +97,7 @@ impl Pieces {
 pub struct Programs(Compiled);
 
 impl Programs {
-    /// The bytes of each class of ranks, where replicas have so many together.
+    /// The footprint of each class of ranks, where all replicas together have `ranks` ranks.
     pub fn footprints(&self, cluster: &Cluster, ranks: usize) -> Vec<Footprint> {
         let threads = cluster.threads(cluster.ranks_per_node(ranks));
         Footprint::of_all(&self.0.programs, &self.0.kernels, cluster.target(), threads)
@@ -197,8 +197,8 @@ impl Generator {
         Ok(search.search(self.decoder(), prompt, ending)?)
     }
 
-    /// Continues requests on all replicas, side by side on each; `each` is told of every one that
-    /// ends, with its number, as soon as it does, or why it cannot be continued.
+    /// Processes requests on all replicas with in-flight batching. `each` is called with every
+    /// request that ends: its number, and its output or its error.
     ///
     /// # Errors
     /// `E4023` for a token that the model does not have; a rank fails.

@@ -309,7 +309,7 @@ pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan,
 pub fn training_plan(path: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
     let plan = ir::text::parse_plan(path, text)?;
     if plan.is_inference() {
-        let headline = "the plan is for inference, and steps of training are asked about";
+        let headline = "this is a plan of inference, and one of training is needed";
         let help = "`generate --plan` takes it";
         return Err(vec![Diagnostic::error("E5006", Span::of(path), headline).help(help)]);
     }

@@ -1,7 +1,7 @@
 //! Assembly for inference: entries that only run forward → one program per class of ranks.
 //!
-//! A program holds several entries, such as one per length of prompt, which share weights, and
-//! caches where they have equally many samples: what persists comes first in the arena, then what a
+//! A program holds several entries, such as one per length of prompt, which share weights, and KV
+//! caches where their batch sizes are equal: what persists comes first in the arena, then what a
 //! call needs, packed by lifetime as if the entries ran one after the other. A cache is updated in
 //! place: the result that replaces it has its buffer.
 
@@ -35,9 +35,9 @@ pub struct Forward<'a> {
     pub samples: usize,
 }
 
-/// The entries of a replica that continues texts: one for each module, which reads a piece of a
-/// prompt of so many tokens; then, for each number of texts above one, that of the first module,
-/// which gives each of them a token.
+/// The entries of a replica: prefill of one sequence for each module, that is, for each bucket;
+/// then, for each number of slots above one, a decode step of the first module, whose bucket is
+/// one token, with a batch of that many sequences.
 pub fn forwards_of<'a>(
     modules: &'a [(usize, Module)],
     entry: &'a str,
@@ -380,8 +380,8 @@ impl<'a, 'c> Work<'a, 'c> {
 }
 
 impl Class<'_> {
-    /// A cache of the entries with equally many samples. Those of further numbers of samples are
-    /// counted behind all that are there before them.
+    /// A KV cache of the entries of one batch size. The caches of each further batch size are
+    /// numbered behind those that exist.
     fn cache(&mut self, index: usize, calls: &Calls, ty: &TensorType) -> BufferId {
         let key = (index, sizes(ty));
         if let Some(there) = self.caches.get(&key) {

@@ -255,18 +255,17 @@ impl Optimizer {
     }
 }
 
-/// What a plan's programs are for.
+/// Training or inference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
     /// Steps of training.
     #[default]
     Training,
-    /// Texts that are continued: the ranks of `tp` and `pp` hold a replica of the model, of which
-    /// there are `dp`. Each continues as many texts side by side as a micro-batch has samples, of
-    /// at most `seq` tokens, which are the capacity of its caches.
+    /// Generation by `dp` replicas of the model on `tp` · `pp` ranks each. A replica has a slot for
+    /// each sample of a micro-batch, and KV caches of `seq` tokens per slot.
     Inference {
-        /// Lengths of the pieces of prompts for which there is a program, ascending from 1.
+        /// Prefill buckets in tokens, ascending from 1.
         buckets: Vec<usize>,
     },
 }
@@ -339,7 +338,7 @@ pub struct Plan {
     pub microbatch_count: usize,
     /// Tokens of a sample.
     pub seq: usize,
-    /// What programs are for.
+    /// Training or inference.
     #[serde(default)]
     pub purpose: Purpose,
     /// The element types, by role.
@@ -373,12 +372,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether texts are continued.
+    /// Whether this is a plan of inference.
     pub fn is_inference(&self) -> bool {
         self.purpose != Purpose::Training
     }
 
-    /// Of a plan of inference the part of one replica: the others do the same, each for itself.
+    /// The plan of one replica of a plan of inference: replicas do not communicate.
     pub fn replica(&self) -> Plan {
         Plan { mesh: Mesh { dp: 1, ..self.mesh }, ..self.clone() }
     }

@@ -203,7 +203,7 @@ fn check_purpose(plan: &Plan, found: &mut Vec<Diagnostic>) {
     }
     if let Some(longest) = buckets.iter().max().filter(|longest| **longest > plan.seq) {
         let headline =
-            format!("prompts are read in pieces of {longest} tokens, and texts have {}", plan.seq);
+            format!("a prefill bucket of {longest} tokens exceeds KV caches of {}", plan.seq);
         found.push(error("E3309", plan, headline));
     }
 }

@@ -1,9 +1,8 @@
-//! Plans of inference on the ranks of CPUs: every mesh and number of texts side by side, compiled,
-//! so that times and bytes are those of the programs.
+//! The search for plans of inference on the ranks of CPUs: every mesh and number of slots is
+//! compiled, so that times and bytes are those of the programs.
 //!
-//! Of each mesh the programs for all numbers of texts are compiled at once, since they share
-//! layers. A replica reads a prompt alone, and then gives its text a token in each pass, beside
-//! others.
+//! The decode steps of a mesh for all numbers of slots are compiled together, since they share
+//! layers. A replica prefills one prompt at a time; a decode step gives a token to every slot.
 
 use std::collections::BTreeMap;
 
@@ -28,22 +27,22 @@ use crate::price::{LaunchPrice, Prices};
 use crate::shard::{self, Rates};
 use crate::simulate::simulate_entry;
 
-/// Texts that a replica continues side by side, where nobody says how many. Chosen: beyond the
-/// last, products are no longer bound by memory on any CPU.
+/// Numbers of slots that are compared. Chosen: beyond the last, matrix products are compute-bound
+/// on any CPU.
 const SLOTS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// What options of a sharding are weighed by. Chosen: a core and the memory that it shares; only
-/// their ratios matter.
+/// Rates that shardings are compared with. Chosen: a core and the memory that it shares; only their
+/// ratios matter.
 const RATES: Rates = Rates {
     flops_per_s: 1e11,
     memory_bytes_per_s: 1e10,
     link: Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 },
 };
 
-/// What a plan is wanted for.
+/// A request for a plan of inference.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
-    /// For each length of a piece of a prompt, ascending from 1, the prepared module that reads it.
+    /// For each prefill bucket, ascending from 1, the prepared module.
     pub modules: &'a [(usize, Module)],
     /// Their entry.
     pub entry: &'a str,
@@ -53,35 +52,34 @@ pub struct Job<'a> {
     pub cluster: &'a Cluster,
     /// The ranks, all of which are used.
     pub ranks: usize,
-    /// Tokens of a text at most.
+    /// Tokens of a slot's KV cache.
     pub capacity: usize,
     /// The element types, which the modules have.
     pub precision: Precision,
     /// What the user fixes and forbids.
     pub limits: Limits,
-    /// Texts over all replicas that are continued side by side, or prompts that are read; none for
-    /// the best number.
+    /// Concurrent sequences over all replicas; none for the best number.
     pub sequences: Option<usize>,
-    /// What is compared.
+    /// The objective to maximise.
     pub aim: Aim,
-    /// Seconds from a token of a text to its next at most, and to its first.
+    /// Upper limits on the seconds per output token and to the first token.
     pub within_s: [Option<f64>; 2],
 }
 
-/// What ways to run inference are compared by.
+/// The objective of a search for inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aim {
-    /// Tokens of prompts per second: of prompts of so many.
+    /// Prefill throughput in tokens per second.
     Prefill {
         /// Tokens of a prompt.
         prompt: usize,
     },
-    /// New tokens per second, all prompts being read.
+    /// Decode throughput in tokens per second, without prefill.
     Decode {
         /// Tokens of a prompt.
         prompt: usize,
     },
-    /// New tokens per second with in-flight batching of requests.
+    /// Output tokens per second with in-flight batching of equal requests.
     Requests {
         /// Tokens of a prompt.
         prompt: usize,
@@ -101,57 +99,57 @@ impl Aim {
     }
 }
 
-/// A way to run inference.
+/// A mesh with a number of slots, priced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Way {
     /// The mesh: replicas along `dp`.
     pub mesh: Mesh,
-    /// Texts that a replica continues side by side.
+    /// Slots of a replica.
     pub slots: usize,
-    /// Seconds in which a prompt is read.
+    /// Seconds to prefill a prompt.
     pub prompt_s: f64,
-    /// Seconds from a token of a text to its next, with all slots taken; with requests in flight,
-    /// prompts of others are read between.
+    /// Seconds per output token of a sequence, with all slots taken; with requests in flight it
+    /// includes the prefill of others in between.
     pub token_s: f64,
-    /// What is compared, per second, over all replicas.
+    /// The objective value: tokens per second over all replicas.
     pub tokens_per_s: f64,
-    /// The bytes of the fullest place, at most.
+    /// Upper bound on the memory in use on the fullest node or rank.
     pub need: Bytes,
-    /// The bytes that it has.
+    /// The memory of that node or rank.
     pub have: Bytes,
-    /// Whether tokens come as soon as they have to.
+    /// Whether latency is within the limits.
     pub is_soon: bool,
 }
 
 impl Way {
-    /// Whether it does what is wanted.
+    /// Whether memory and latency are within the limits.
     pub fn fits(&self) -> bool {
         self.has_room() && self.is_soon
     }
 
-    /// Whether it fits in memory.
+    /// Whether memory is within the limit.
     pub fn has_room(&self) -> bool {
         self.need <= self.have
     }
 }
 
-/// Ways to run inference, and the plan of the best.
+/// All meshes with their best number of slots, and the plan of the best.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The plan, with predictions; none where nothing fits.
     pub plan: Option<Plan>,
-    /// Of each mesh the best number of texts side by side: those that fit first, the fastest first.
+    /// One per mesh, with its best number of slots: those that fit first, then by throughput.
     pub ways: Vec<Way>,
 }
 
-/// Finds the mesh and the number of texts side by side that give the most tokens per second.
+/// Finds the mesh and the number of slots with the highest throughput.
 ///
 /// # Errors
 /// `E3203` when the limits leave no mesh; `E3204` when the model cannot use the ranks; what
 /// sharding and compiling report.
 pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
     let module = &job.modules[0].1;
-    // Replicas have texts of their own, so that any number of them is one.
+    // Replicas share no batch, so that any number of them is allowed.
     let of_ranks = compiled::Job {
         module,
         entry: job.entry,
@@ -187,7 +185,7 @@ pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
     Ok(Found { plan, ways })
 }
 
-/// The plan of a way, compiled for its bytes.
+/// The plan of a mesh and a number of slots, compiled for its exact arena.
 fn planned(job: &Job<'_>, way: &Way) -> Result<Plan, Diagnostic> {
     let mut plan = plan_replicas(job, way.mesh, way.slots)?;
     let Compiled { programs, .. } =
@@ -206,7 +204,7 @@ fn planned(job: &Job<'_>, way: &Way) -> Result<Plan, Diagnostic> {
     Ok(plan)
 }
 
-/// On a mesh, the number of texts side by side that is best.
+/// The best number of slots of a mesh.
 fn best_way(job: &Job<'_>, mesh: Mesh) -> Result<Way, Diagnostic> {
     let slots = match (job.sequences, job.aim) {
         (_, Aim::Prefill { .. }) => vec![1],
@@ -222,7 +220,7 @@ fn best_way(job: &Job<'_>, mesh: Mesh) -> Result<Way, Diagnostic> {
         if way.need <= way.have || timed.slots.len() == 1 {
             return Ok(way);
         }
-        // Compiled beside others, its bytes are a bound.
+        // Compiled with other numbers of slots, the bytes are an upper bound.
         let plan = plan_replicas(job, mesh, *slots)?;
         let alone = compile_entries(&forwards_of(job.modules, job.entry, &[*slots]), &plan)?;
         let exact = Timed::new(job, mesh, &[*slots], &alone).bytes(*slots);
@@ -237,7 +235,7 @@ fn best_way(job: &Job<'_>, mesh: Mesh) -> Result<Way, Diagnostic> {
         };
         if is_better { b } else { a }
     };
-    Ok(ways.into_iter().reduce(better).expect("there is a number of texts"))
+    Ok(ways.into_iter().reduce(better).expect("there is a number of slots"))
 }
 
 /// The programs of a mesh with their times.
@@ -245,7 +243,7 @@ struct Timed<'a> {
     job: &'a Job<'a>,
     mesh: Mesh,
     prices: Prices<'a>,
-    /// The numbers of texts side by side for which there are programs.
+    /// The numbers of slots whose decode steps are compiled.
     slots: &'a [usize],
     compiled: &'a Compiled,
     launches: Vec<LaunchPrice>,
@@ -263,13 +261,13 @@ impl<'a> Timed<'a> {
         Timed { job, mesh, prices, slots, compiled, launches, footprints }
     }
 
-    /// Seconds of an entry, all replicas running one.
+    /// Seconds of an entry, while all replicas run it.
     fn seconds(&self, entry: usize) -> f64 {
         let programs = &self.compiled.programs;
         simulate_entry(&self.prices, self.mesh, programs, &self.launches, entry).seconds
     }
 
-    /// With so many texts side by side.
+    /// Prices a number of slots.
     fn way(&self, slots: usize) -> Way {
         let Job { modules, aim, capacity, within_s, .. } = self.job;
         let buckets: Vec<usize> = modules.iter().map(|(tokens, _)| *tokens).collect();
@@ -277,24 +275,24 @@ impl<'a> Timed<'a> {
         let bucket = |piece: usize| buckets.partition_point(|shorter| *shorter < piece);
         let prompt_s = of_pieces.map(|piece| self.seconds(bucket(piece))).sum();
         let behind = self.slots.iter().filter(|other| **other > 1).position(|n| *n == slots);
-        let pass_s = self.seconds(behind.map_or(0, |at| modules.len() + at));
-        // Replicas without a text, and slots of the last, may be idle.
+        let step_s = self.seconds(behind.map_or(0, |at| modules.len() + at));
+        // With fewer sequences than slots, some slots or replicas are idle.
         let most = slots * self.mesh.dp;
-        let texts = self.job.sequences.map_or(most, |all| all.min(most)) as f64;
-        let busy = texts / most as f64 * self.mesh.dp as f64;
-        // The first new token comes with the prompt, and each further one from a pass. A text that
-        // ends makes room for a prompt, which is read while the others wait.
+        let sequences = self.job.sequences.map_or(most, |all| all.min(most)) as f64;
+        let busy = sequences / most as f64 * self.mesh.dp as f64;
+        // Prefill gives the first output token, a decode step each further one. The prefill of the
+        // next request stalls the other slots.
         let (side_by_side, further) = (slots as f64, |output: usize| (output.max(1) - 1) as f64);
         let (token_s, tokens_per_s) = match *aim {
             Aim::Prefill { prompt } => {
                 let reading = self.job.sequences.map_or(self.mesh.dp, |all| all.min(self.mesh.dp));
-                (pass_s, reading as f64 * prompt as f64 / prompt_s)
+                (step_s, reading as f64 * prompt as f64 / prompt_s)
             }
-            Aim::Decode { .. } => (pass_s, texts / pass_s),
+            Aim::Decode { .. } => (step_s, sequences / step_s),
             Aim::Requests { output, .. } => {
-                let of_text = prompt_s + further(output) * pass_s / side_by_side;
+                let of_request = prompt_s + further(output) * step_s / side_by_side;
                 let waits = side_by_side * prompt_s / further(output).max(1.0);
-                (pass_s + waits, busy * output as f64 / of_text)
+                (step_s + waits, busy * output as f64 / of_request)
             }
         };
         let is_within = |seconds: f64, limit: Option<f64>| limit.is_none_or(|most| seconds <= most);
@@ -313,8 +311,8 @@ impl<'a> Timed<'a> {
         }
     }
 
-    /// The bytes of the fullest place with so many texts side by side, a bound where there are
-    /// programs for other numbers, and the bytes that it has.
+    /// Memory in use on the fullest node or rank with a number of slots, an upper bound where other
+    /// numbers are compiled too, and the memory that it has.
     fn bytes(&self, slots: usize) -> (Bytes, Bytes) {
         let Job { cluster, limits, .. } = self.job;
         let memory = cluster.memory().limited(limits.memory_bytes());
@@ -325,8 +323,8 @@ impl<'a> Timed<'a> {
     }
 }
 
-/// The footprint of a rank without the caches for other numbers of texts: an upper bound, since
-/// fewer programs share less room.
+/// The footprint of a rank without the KV caches for other numbers of slots: an upper bound, since
+/// fewer entries need less scratch memory.
 fn of(footprint: &Footprint, program: &Program, slots: usize) -> Footprint {
     let is_other = |samples: usize| samples != 1 && samples != slots;
     let others = program.buffers.iter().filter(|buffer| {
@@ -364,9 +362,9 @@ pub struct Replicas<'a> {
     pub entry: &'a str,
     /// The mesh: replicas along `dp`.
     pub mesh: Mesh,
-    /// Texts that a replica continues side by side.
+    /// Slots of a replica.
     pub slots: usize,
-    /// Tokens of a text at most.
+    /// Tokens of a slot's KV cache.
     pub capacity: usize,
     /// The element types, which the modules have.
     pub precision: Precision,
@@ -495,7 +493,7 @@ mod tests {
         }
     }
 
-    /// What a way says is what its own programs say: compiled alone, they take as long, and need no
+    /// Compiled alone, each mesh and number of slots takes the time that the search says, and no
     /// more memory.
     #[test]
     fn ways_are_those_of_their_programs() {
@@ -529,10 +527,9 @@ mod tests {
         }
     }
 
-    /// The number of texts that is taken is the best of those that are looked at, and less memory
-    /// or less patience leave less of them.
+    /// The search takes the best number of slots, and fewer under limits of memory or latency.
     #[test]
-    fn as_many_texts_are_side_by_side_as_is_best() {
+    fn the_number_of_slots_is_the_best_within_limits() {
         let (modules, cluster) = (modules(), cluster(1 << 30));
         let job = job(&modules, &cluster, 1);
         let best = search(&job).unwrap().ways[0];
@@ -553,9 +550,10 @@ mod tests {
         assert!(never.plan.is_none() && !never.ways[0].fits());
     }
 
-    /// Nobody counts texts that nobody has, and the first token of a text costs no pass.
+    /// Throughput counts no more sequences than there are, and the first output token costs no
+    /// decode step.
     #[test]
-    fn rates_are_of_the_texts_that_there_are() {
+    fn throughput_is_of_the_sequences_that_there_are() {
         let (modules, cluster) = (modules(), cluster(1 << 30));
         let job = Job { sequences: Some(1), ..job(&modules, &cluster, 4) };
         let found = search(&job).unwrap();
@@ -592,7 +590,7 @@ mod tests {
             (Plan { optimizer: sgd, ..plan.clone() }, "an optimizer"),
             (Plan { clip: Some(1.0), ..plan.clone() }, "clipped"),
             (Plan { zero, ..plan.clone() }, "ZeRO"),
-            (Plan { purpose, ..plan.clone() }, "pieces of 64 tokens"),
+            (Plan { purpose, ..plan.clone() }, "a prefill bucket of 64 tokens"),
         ];
         for (wrong, said) in wrongs {
             let found = check(&modules[0].1, "decode", &wrong.replica(), &cluster);

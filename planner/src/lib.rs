@@ -19,8 +19,8 @@
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
 //! closed form; [`tools`] is what others execute; [`mod@shard`] splits the inside of layers, and
 //! [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long, [`footprint`]
-//! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`inference`] where
-//! texts are continued, [`search`] where candidates are too many, and [`finalists`] compiles what
+//! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`inference`] for
+//! generation, [`search`] where candidates are too many, and [`finalists`] compiles what
 //! it answers with; [`shrink`] makes a plan for one machine of one for a cluster, and [`check`]
 //! doubts; [`explain`] and [`fit`] tell, and [`goodput`] says what failures leave of a run.
 //!

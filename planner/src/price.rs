@@ -206,8 +206,8 @@ impl<'a> Prices<'a> {
         LaunchPrice { seconds: compute.max(memory) + launch, is_product }
     }
 
-    /// Seconds in which products bring their columns near, while nothing is multiplied: what counts
-    /// where there are few rows to multiply them with.
+    /// Seconds in which matrix products pack columns, while nothing is multiplied. It counts where
+    /// few rows share a packed column.
     fn packing_s(&self, kernel: &Kernel) -> f64 {
         if self.cluster.device.kind != Kind::Cpu {
             return 0.0;
@@ -216,25 +216,14 @@ impl<'a> Prices<'a> {
             let [batch, _, columns, depth] = p.sizes();
             (batch * columns * depth) as u64 * p.stored.b.size()
         };
-        let bytes = match kernel {
-            Kernel::Product(p) => packed(p),
-            Kernel::Products(p) => p.parts.iter().map(|part| packed(&part.product)).sum(),
-            Kernel::Rows(_)
-            | Kernel::Attention(_)
-            | Kernel::AttentionBwd(_)
-            | Kernel::Experts(_)
-            | Kernel::ExpertsBwd(_)
-            | Kernel::Gather(_)
-            | Kernel::ScatterAdd(_)
-            | Kernel::Replace(_)
-            | Kernel::Lines(_)
-            | Kernel::Rope(_)
-            | Kernel::Copy(_)
-            | Kernel::Place(_)
-            | Kernel::Take(_)
-            | Kernel::Fill(_) => return 0.0,
-        } as f64;
-        bytes / self.memory_rate(bytes, false)
+        let bytes: u64 = if let Kernel::Product(p) = kernel {
+            packed(p)
+        } else if let Kernel::Products(p) = kernel {
+            p.parts.iter().map(|part| packed(&part.product)).sum()
+        } else {
+            return 0.0;
+        };
+        bytes as f64 / self.memory_rate(bytes as f64, false)
     }
 
     /// The links of a group of ranks, and how many members it has.

@@ -182,8 +182,8 @@ pub fn simulate<P: Borrow<Program>>(
     simulate_scripts(prices, mesh, &scripts)
 }
 
-/// The time of an entry of the programs of all classes of a replica, stages outermost, of which a
-/// mesh has as many as data-parallel ranks, each with its own; as [`simulate`].
+/// The time of an entry of a replica's programs, one per class, stages outermost. All `dp` replicas
+/// of the mesh run it at once and share the cores.
 ///
 /// # Panics
 /// When the programs wait for each other in a circle.

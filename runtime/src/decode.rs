@@ -1,10 +1,10 @@
 //! Reading sequences into caches, piece by piece.
 //!
-//! A program for decoding has entries for several numbers of tokens of one sequence and, where it
-//! holds several side by side, one for a token of each. A prompt is read with those that take the
-//! least time, the last of them padded: what padding writes into the caches is seen by no token
-//! before it, and is written over by those that follow. It is read alone, and then copied to where
-//! its sequence goes on.
+//! A program for decoding has an entry for each prefill bucket, with one sequence, and where it has
+//! several slots an entry for a decode step of all of them. A prompt is split into the chunks that
+//! take the least time, the last one padded: no earlier token attends to padding, and later ones
+//! overwrite its keys and values. Prefill writes KV caches of its own, which are then copied into
+//! the slot.
 
 use ir::DType;
 use ir::plan::buckets::pieces_of;
@@ -15,24 +15,24 @@ use crate::error::Failure;
 use crate::execute::{Batch, Cached, Phase, Samples, Session};
 use crate::generate::{NextLogits, NextLogitsOfMany};
 
-/// A session that reads one sequence, or several side by side.
+/// A session that decodes one sequence, or a batch of them.
 pub struct Decoder {
     session: Session,
-    /// Numbers of tokens of one sequence for which there are entries, ascending, and these entries.
+    /// Prefill buckets in tokens, ascending, and their entries.
     lengths: Vec<(usize, usize)>,
-    /// The entry for a token of each sequence.
-    side_by_side: usize,
+    /// The entry of a decode step of all slots.
+    decode_step: usize,
     capacity: usize,
-    /// Tokens that were read by the entries of one sequence.
+    /// Tokens in the KV caches of prefill.
     position: usize,
-    /// Tokens of the sequences that are side by side.
+    /// Tokens in the KV caches of each slot.
     positions: Vec<usize>,
     fed: Fed,
     /// Of the tokens after those read.
     logits: Vec<f32>,
 }
 
-/// Room for what a call is fed.
+/// Buffers for the feeds of a call.
 #[derive(Debug, Default)]
 struct Fed {
     tokens: Vec<i32>,
@@ -61,11 +61,11 @@ impl Decoder {
         lengths.sort_unstable();
         assert_eq!(lengths.first().map(|l| l.0), Some(1), "tokens can be read one by one");
         let most = all.iter().max_by_key(|(_, samples)| (samples.size, usize::MAX - samples.seq));
-        let (side_by_side, sequences) = most.map_or((0, 0), |(entry, s)| (*entry, s.size));
+        let (decode_step, sequences) = most.map_or((0, 0), |(entry, s)| (*entry, s.size));
         Decoder {
             session,
             lengths,
-            side_by_side,
+            decode_step,
             capacity,
             position: 0,
             positions: vec![0; sequences],
@@ -89,16 +89,17 @@ impl Decoder {
         &self.session
     }
 
-    /// Sequences that are read side by side.
+    /// Slots.
     pub fn sequences(&self) -> usize {
         self.positions.len()
     }
 
-    /// Reads tokens of one sequence with one entry; more places than tokens are padded.
+    /// Prefills a chunk, padded to the bucket.
     fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
         self.fed.tokens.clear();
         self.fed.tokens.extend(tokens.iter().map(|&token| token as i32));
-        // A token that is there: what hides padding from others multiplies its numbers by zero.
+        // The mask multiplies the values of padding by zero, so that they have to be finite: a
+        // token of the prompt is.
         let padding = self.fed.tokens.last().copied().unwrap_or(0);
         self.fed.tokens.resize(length, padding);
         self.fed.positions.clear();
@@ -108,8 +109,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Calls an entry with what is to be fed, with that many tokens of each sample that are no
-    /// padding.
+    /// Calls an entry with the feeds, of which `count` tokens per sample are no padding.
     fn infer(&mut self, entry: usize, count: usize) -> Result<(), Failure> {
         let Fed { tokens, positions } = &self.fed;
         let last = count as i32 - 1;
@@ -129,7 +129,7 @@ impl Decoder {
         &self.logits
     }
 
-    /// A sequence of those that are side by side.
+    /// The KV caches of a slot.
     fn cached(&self, sequence: usize) -> Cached {
         Cached { samples: self.sequences(), sample: sequence }
     }
@@ -161,15 +161,15 @@ impl NextLogitsOfMany for Decoder {
         self.fed.tokens.clear();
         self.fed.positions.clear();
         for (token, position) in tokens.iter().zip(&mut self.positions) {
-            // A sequence without a token is forgotten: it reads what nobody sees.
+            // An idle slot decodes at position 0, and nothing reads the result.
             let at = if token.is_some() { *position } else { 0 };
             assert!(at < self.capacity, "the caches hold what is read");
             self.fed.tokens.push(token.map_or(0, |token| token as i32));
             self.fed.positions.push(at as i32);
             *position = if token.is_some() { at + 1 } else { 0 };
         }
-        self.infer(self.side_by_side, 1)?;
-        Ok(self.logits(self.side_by_side, tokens.len()))
+        self.infer(self.decode_step, 1)?;
+        Ok(self.logits(self.decode_step, tokens.len()))
     }
 
     fn capacity(&self) -> usize {

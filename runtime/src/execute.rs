@@ -568,7 +568,7 @@ impl Session {
         arenas[arena].let_go();
     }
 
-    /// Lets a sample have in its caches what another has, `[from, to]`, of the first `tokens`.
+    /// Copies the first `tokens` tokens of a sample's KV caches, `[from, to]`.
     ///
     /// # Panics
     /// When there are no such samples, or no room for as many tokens.
@@ -633,16 +633,16 @@ impl Drop for Session {
     }
 }
 
-/// A sample of the entries with a number of samples.
+/// The KV caches of a sample, among those of the entries of a batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cached {
-    /// Samples on one rank.
+    /// Batch size of the entries on one rank.
     pub samples: usize,
-    /// One of them.
+    /// The sample.
     pub sample: usize,
 }
 
-/// The caches of the entries with a number of samples, in the order of their numbers.
+/// The KV caches of the entries of a batch size, in the order of their numbers.
 fn caches_of(program: &Program, samples: usize) -> impl Iterator<Item = BufferId> {
     let caches = program.buffers.iter().enumerate().filter_map(|(at, buffer)| {
         let Contents::Cache(number) = buffer.contents else { return None };

@@ -89,23 +89,22 @@ pub trait NextLogits {
     fn capacity(&self) -> usize;
 }
 
-/// A model that reads several sequences side by side.
+/// A model that decodes a batch of sequences, one per slot.
 pub trait NextLogitsOfMany {
-    /// How many sequences there are.
+    /// The number of slots.
     fn sequences(&self) -> usize;
 
-    /// How many tokens of each it can read altogether.
+    /// Tokens of the KV caches of a slot.
     fn capacity(&self) -> usize;
 
-    /// Forgets what a sequence was, reads a prompt into it, and returns the logits of the token
-    /// after it.
+    /// Replaces the sequence of a slot by a prompt, and returns the logits of the next token.
     fn begin(&mut self, sequence: usize, prompt: &[u32]) -> Result<&[f32], Failure>;
 
-    /// Lets a sequence be what another one is.
+    /// Copies the sequence of one slot to another.
     fn copy(&mut self, from: usize, to: usize);
 
-    /// Reads a token into each sequence that has one, and returns the logits of the next tokens,
-    /// sequence by sequence. One that has none is forgotten, and its logits are any.
+    /// Decodes one token per slot and returns the logits of the next tokens, slot by slot. A slot
+    /// without a token becomes free, and its logits are undefined.
     fn go_on(&mut self, tokens: &[Option<u32>]) -> Result<&[f32], Failure>;
 }
 

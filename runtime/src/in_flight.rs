@@ -1,8 +1,8 @@
-//! In-flight batching: more texts are continued than a model reads side by side, and each that ends
-//! makes room for the next at once (Yu et al. 2022, iteration-level scheduling).
+//! In-flight batching: a request that ends frees its slot for the next one, between two decode
+//! steps (Yu et al. 2022, iteration-level scheduling).
 //!
-//! A text is the one that [`generate`](crate::generate::generate) writes alone: draws follow from
-//! its own sampling and its own positions, and never from its neighbours.
+//! The output of a request is that of [`generate`](crate::generate::generate): its draws depend on
+//! its own sampling and positions, and never on the rest of the batch.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use std::time::Instant;
 use crate::error::Failure;
 use crate::generate::{Ending, NextLogitsOfMany, Sampling, check_prompt, not_finite};
 
-/// A text to be continued.
+/// A request for a continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The tokens of the text.
+    /// The tokens of the prompt.
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
@@ -21,18 +21,18 @@ pub struct Request {
     pub ending: Ending,
 }
 
-/// What became of a request.
+/// The output of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Continuation {
     /// The new tokens, without a stop token.
     pub tokens: Vec<u32>,
     /// Whether a stop token ends it.
     pub is_stopped: bool,
-    /// Seconds from the start of the run to its first new token, and to its last.
+    /// Seconds from the start of the run to the first output token, and to the last.
     pub seconds: [f64; 2],
 }
 
-/// A request in one of the model's sequences.
+/// A request in a slot.
 struct Going {
     /// Its number.
     number: usize,
@@ -42,20 +42,20 @@ struct Going {
     first_s: f64,
 }
 
-/// What a run keeps.
+/// The state of a run besides its slots.
 struct Run<'a> {
     start: Instant,
     capacity: usize,
-    /// Told of each that ends, by its number.
+    /// Called with each request that ends, by its number.
     each: &'a mut dyn FnMut(usize, Result<Continuation, Failure>),
 }
 
-/// Continues requests until `next` has no more; `each` is told of every one that ends, with its
-/// number, or why it cannot be continued, as [`generate`](crate::generate::generate) says it. Each
-/// is read into the first sequence that is free.
+/// Processes requests until `next` has no more. `each` is called with every request that ends: its
+/// number, and its output or the error of [`generate`](crate::generate::generate). A request takes
+/// the first free slot.
 ///
 /// # Errors
-/// Those of the model, which end all.
+/// Those of the model, which end the run.
 pub fn continue_all(
     model: &mut dyn NextLogitsOfMany,
     next: &mut dyn FnMut() -> Option<(usize, Request)>,
@@ -90,7 +90,7 @@ pub fn continue_all(
 }
 
 impl Run<'_> {
-    /// Reads a prompt and chooses its first token; none where that ends it.
+    /// Prefills a prompt and chooses the first output token; none where that ends the request.
     fn begin(
         &mut self,
         model: &mut dyn NextLogitsOfMany,
@@ -111,7 +111,7 @@ impl Run<'_> {
         Ok(self.choose(going, logits))
     }
 
-    /// Chooses the next token of a sequence; none where it ends.
+    /// Chooses the next token of a request; none where it ends.
     fn choose(&mut self, mut going: Going, logits: &[f32]) -> Option<Going> {
         let Request { prompt, sampling, ending } = &going.request;
         let position = prompt.len() + going.tokens.len();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_side_by_side_are_those_alone() {
+    fn batched_requests_have_the_output_of_each_alone() {
         let base = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
         for seed in base..base + 300 {
             let capacity = 1 + (mix(seed) % 12) as usize;
@@ -282,7 +282,7 @@ mod tests {
                 assert_eq!(found.is_stopped, !is_cut, "SEED={seed}: {request:?}");
                 assert!(found.seconds[0] <= found.seconds[1]);
             }
-            // While somebody waits, no sequence is idle.
+            // While requests are queued, no slot is idle.
             let tokens: usize = model.calls.iter().sum();
             let busy = model.calls.iter().filter(|count| **count == sequences).count();
             let longest = requests.iter().map(|r| r.ending.tokens_max).max().unwrap_or(0);
@@ -296,7 +296,7 @@ mod tests {
         }
     }
 
-    /// What cannot be continued is told, and takes nothing from what is beside it.
+    /// A request that fails is reported, and changes no other request.
     #[test]
     fn a_request_that_fails_ends_alone() {
         let ending = Ending { tokens_max: 3, stops: Vec::new() };

@@ -106,26 +106,26 @@ pub struct BeamRow {
     pub finish_reason: String,
 }
 
-/// Texts that were continued side by side.
+/// Prompts that were continued with in-flight batching.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Continued {
-    /// The texts, in the order of the file.
+    /// The continuations, in the order of the file.
     pub texts: Vec<ContinuedRow>,
     /// Replicas of the model.
     pub replicas: u64,
-    /// Texts that each continues side by side.
+    /// Slots of a replica: its concurrent sequences.
     pub slots: u64,
-    /// New tokens of all texts.
+    /// Output tokens of all prompts.
     pub new_tokens: u64,
-    /// Seconds that all of them took.
+    /// Seconds of the run.
     pub seconds: f64,
-    /// New tokens per second.
+    /// Output tokens per second.
     pub tokens_per_s: f64,
-    /// Seconds to the first new token of a text, the median.
+    /// Median time to first token, in seconds from the start of the run.
     pub median_first_s: f64,
 }
 
-/// A text that was continued beside others.
+/// A prompt with its continuation.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ContinuedRow {
     /// Prompt and continuation.
@@ -134,9 +134,9 @@ pub struct ContinuedRow {
     pub tokens: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Seconds from the start of all to its first new token.
+    /// Seconds from the start of the run to the first output token.
     pub first_s: f64,
-    /// Seconds from the start of all to its last.
+    /// Seconds from the start of the run to the last output token.
     pub last_s: f64,
     /// `length` at the limit or the end of the context, `stop` at a token that ends texts.
     pub finish_reason: String,

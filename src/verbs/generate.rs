@@ -35,7 +35,7 @@ use beams::Asked;
 /// Headings of the help.
 const SAMPLING: &str = "How tokens are drawn";
 const BEAMS: &str = "Beam search";
-const MANY: &str = "Many texts";
+const MANY: &str = "Many prompts";
 const WHERE: &str = "Where it runs";
 
 /// Flags of `generate`.
@@ -89,7 +89,7 @@ pub struct Args {
         help_heading = BEAMS
     )]
     pub length_penalty: f64,
-    /// Continue many texts: a file with a line for each, which is a JSON string, or an object as
+    /// The prompts to continue with in-flight batching: a file of JSON lines, each a string or
     /// {"prompt": "…", "max_tokens": 64}
     #[arg(
         long,
@@ -98,11 +98,10 @@ pub struct Args {
         help_heading = MANY
     )]
     pub prompts: Option<PathBuf>,
-    /// Texts that a replica continues side by side, at most; each that ends makes room for the next
-    /// [default: 8]
+    /// Slots: concurrent sequences of a replica, at most [default: 8]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = MANY)]
     pub slots: Option<usize>,
-    /// Replicas of the model, each with texts of its own [default: 1]
+    /// Data-parallel replicas, which share the queue of prompts [default: 1]
     #[arg(long, value_name = "N", value_parser = positive, help_heading = MANY)]
     pub dp: Option<usize>,
     /// The plan of inference, as `plan --for inference -o FILE` writes it
@@ -284,14 +283,14 @@ struct Trained {
 }
 
 impl Trained {
-    /// Tokens of the longest of some texts, of each of which there are tokens of the prompt and new
-    /// ones at most, as far as the model has positions.
+    /// Tokens of the longest sequence, prompt and output, bounded by the model's positions. `texts`
+    /// are the tokens of each prompt and of its output at most.
     fn capacity(&self, texts: &[(usize, usize)]) -> usize {
         let longest = texts.iter().map(|(prompt, new)| prompt.saturating_add(*new)).max();
         longest.unwrap_or(1).min(positions_max(&self.description)).max(1)
     }
 
-    /// Replicas that each continue some texts side by side, as the flags say.
+    /// Starts `dp` replicas with `sequences` slots each.
     fn generator(
         &self,
         args: &Args,
@@ -313,7 +312,7 @@ impl Trained {
 }
 
 impl Trained {
-    /// Replicas as a plan of inference says, which comes from a file.
+    /// Starts the replicas of a plan of inference, which was read from a file.
     fn planned(&self, args: &Args, (shown, plan): (String, Plan)) -> Result<Generator, Failure> {
         let cluster = Cluster::load("cpu-local")?;
         job::check_local(&cluster, plan.mesh.ranks())?;
@@ -327,12 +326,14 @@ impl Trained {
             Err(Diagnostic::error("E5006", Span::of(&shown), headline).help(help).into())
         };
         if plan.precision != Precision::uniform(dtype) || job::check_executable(dtype).is_err() {
-            return refuse(format!("texts are not continued in {}", plan.precision));
+            return refuse(format!("inference is not executed in {}", plan.precision));
         }
         let most = positions_max(&self.description);
         if plan.seq > most {
             let seq = plan.seq;
-            return refuse(format!("texts of {seq} tokens, and the model was made for {most}"));
+            return refuse(format!(
+                "the plan has KV caches of {seq} tokens, and the model has {most} positions"
+            ));
         }
         let Purpose::Inference { buckets } = &plan.purpose else {
             unreachable!("it is a plan of inference");
@@ -435,14 +436,14 @@ impl Told {
     }
 }
 
-/// Refuses flags about many texts where one is continued.
+/// Refuses flags about batches where there is one prompt.
 fn refuse_of_many(args: &Args) -> Result<(), Failure> {
     let Args { prompts, slots, dp, plan, .. } = args;
     let given = [("--slots", slots.is_some()), ("--dp", dp.is_some()), ("--plan", plan.is_some())];
     match given.into_iter().find(|(_, is_given)| *is_given && prompts.is_none()) {
         Some((flag, _)) => {
-            let headline = "one text is continued, on one replica";
-            Err(usage(flag, headline).help("write `--prompts FILE` for many").into())
+            let headline = "a single prompt runs on one replica, without batching";
+            Err(usage(flag, headline).help("write `--prompts FILE`").into())
         }
         None => Ok(()),
     }

@@ -39,7 +39,7 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
                 ("--name", args.name),
             ];
             if let Some((flag, _)) = wrong.into_iter().find(|(_, is_given)| *is_given) {
-                let headline = "plans of inference are searched for tokens per second";
+                let headline = "plans of inference are searched for the most tokens per second";
                 return Err(usage(flag, headline).help("leave it out").into());
             }
             let told = if args.plan { cpus::Told::Plan } else { cpus::Told::WaysToWrite };

@@ -1,24 +1,24 @@
-//! Prompts in pieces of a few lengths, for each of which there is a program.
+//! Prefill buckets: the lengths in tokens for which prefill is compiled. A prompt is split into
+//! chunks of these lengths.
 
-/// What reading a piece costs besides its tokens, in tokens: it reads all weights once. Chosen:
-/// about where products stop being bound by memory.
+/// Cost of a chunk besides its tokens, in tokens: it reads all weights once. Chosen: about where
+/// matrix products stop being memory-bound.
 const CALL_TOKENS: usize = 16;
 
-/// The shortest piece that has a program of its own, besides one token. Chosen: below it, padding
-/// costs next to nothing.
+/// The shortest bucket besides one token. Chosen: below it, padding costs next to nothing.
 const SHORTEST: usize = 8;
 
-/// The usual lengths of pieces for texts of at most `capacity` tokens: 1, 8, 16, 32, …
+/// The usual buckets for KV caches of `capacity` tokens: 1, 8, 16, 32, …
 pub fn usual_buckets(capacity: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(SHORTEST), |length| length.checked_mul(2));
     std::iter::once(1).chain(powers.take_while(|length| *length <= capacity)).collect()
 }
 
-/// The lengths of the pieces that read `tokens` tokens in the least time, of which the last may be
-/// padded: `buckets` are the lengths that there are, ascending from 1, and `room` the tokens that
-/// may be written, padding with them.
+/// Splits a prompt of `tokens` tokens into chunks of the least total cost; the last one may be
+/// padded. `buckets` ascend from 1; `room` is the number of free cache positions, which padding
+/// takes too.
 pub fn pieces_of(buckets: &[usize], tokens: usize, room: usize) -> Vec<usize> {
-    // Tokens that are left, and the longest piece that they fill, until none are.
+    // Tokens that are left, and the longest bucket that they fill, until none are.
     let mut filled = Vec::new();
     let mut left = tokens;
     while left > 0 {
@@ -26,8 +26,8 @@ pub fn pieces_of(buckets: &[usize], tokens: usize, room: usize) -> Vec<usize> {
         filled.push((left, longest));
         left -= longest;
     }
-    // From the last on: the piece to read next is the longest that is filled, or the shortest that
-    // holds all that is left.
+    // Backwards: the next chunk is the longest bucket that is filled, or the shortest that holds
+    // all tokens that are left.
     let (spare, mut cost, mut pieces) = (room - tokens, 0, Vec::new());
     for (left, longest) in filled.into_iter().rev() {
         let piecewise = (CALL_TOKENS + longest + cost, longest);

@@ -19,19 +19,19 @@
 //!     %w_fc: [*, dim1 @ tp]
 //!   predict step_time_s 0.25 fitted
 //! ```
-//! The line `inference` is there where texts are continued, and says in pieces of which lengths
-//! prompts are read. The line `target` is left out where no kernels are written for the cluster's
-//! devices, and older texts lack it. The line `precision` has all [`ROLES`] in order, `products`
-//! only where it is not `own`, and is left out where `dtype` is that of all. `stages` are, for each
-//! chunk of a stage, one past its last call in the entry. `keep` below a layer says what some of
-//! its calls keep instead, by ranges of their numbers, whose ends are one past the last. `context
-//! all-gather` is how context-parallel ranks attend to each other's tokens, and is there where the
-//! mesh has several. `experts N` are ranks that share experts, `experts N etp=1` those of `tp`
-//! first; that line, `zero` and `offload` are left out where there is nothing of the kind, as are
-//! values that are replicated, and dims after the last one that is split. An unusual nesting of
-//! axes follows the mesh: `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names
-//! of model and cluster stand in quotes where they would be read otherwise. Texts of version 1 have
-//! no number after `plan`, and are read.
+//! The line `inference` marks a plan of inference and lists its prefill buckets. The line `target`
+//! is left out where no kernels are written for the cluster's devices, and older texts lack it. The
+//! line `precision` has all [`ROLES`] in order, `products` only where it is not `own`, and is left
+//! out where `dtype` is that of all. `stages` are, for each chunk of a stage, one past its last
+//! call in the entry. `keep` below a layer says what some of its calls keep instead, by ranges of
+//! their numbers, whose ends are one past the last. `context all-gather` is how context-parallel
+//! ranks attend to each other's tokens, and is there where the mesh has several. `experts N` are
+//! ranks that share experts, `experts N etp=1` those of `tp` first; that line, `zero` and `offload`
+//! are left out where there is nothing of the kind, as are values that are replicated, and dims
+//! after the last one that is split. An unusual nesting of axes follows the mesh: `order
+//! dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and cluster stand in
+//! quotes where they would be read otherwise. Texts of version 1 have no number after `plan`, and
+//! are read.
 //!
 //! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
 //! decision that is missing or taken twice, `E1023` a version that is not known.
@@ -504,7 +504,7 @@ fn read_keep(name: &str) -> Option<Keep> {
     Keep::ALL.into_iter().find(|keep| keep.name() == name)
 }
 
-/// Reads the lengths of pieces of prompts, which ascend from 1.
+/// Reads prefill buckets, which ascend from 1.
 fn read_inference(rest: &str) -> Option<Purpose> {
     let buckets = rest.strip_prefix("buckets ")?.split_whitespace().map(|n| n.parse().ok());
     let buckets = buckets.collect::<Option<Vec<usize>>>()?;

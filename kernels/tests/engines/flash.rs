@@ -13,6 +13,7 @@ use crate::attention::{
     backward, bias_strides, document_input, dropout_of, forward, key_input, of_queries, packed,
     random_attention, random_bias,
 };
+use crate::flash_warpgroup::windowed;
 use crate::shim::{Library, compiler};
 use crate::tensor::{for_sm80, mistaken};
 use crate::{Buffer, Case, Random, assert_close, run, same_bits};
@@ -148,37 +149,16 @@ fn attention_that_does_not_fit_tensor_cores_runs_elsewhere() {
     }
 }
 
-/// A position of each sample that a launch passes has the bits of one that is known before.
+/// Positions of samples that are known at run time give the bits of constant ones.
 pub(crate) fn check_positions(
     name: &str,
     lower: fn(&Kernel) -> (Kernel, Functions),
     is_on_tensor_cores: fn(&Functions) -> bool,
 ) {
     let mut random = Random::new(21);
-    let (batch, queries, keys, heads, dim) = (3, 150, 400, 2, 64);
-    let layout = |length: usize| Attention::contiguous(length, heads, dim);
-    let known = Attention {
-        batch,
-        queries,
-        keys,
-        heads,
-        kv_heads: heads,
-        group: 1,
-        head_offset: Offset::ZERO,
-        scale: 0.25,
-        causal: true,
-        window: 130,
-        softcap: 0.0,
-        bias: None,
-        dropout: None,
-        query_offset: 3,
-        q: layout(queries),
-        k: layout(keys),
-        v: layout(keys),
-        out: layout(queries),
-        dtype: DType::BF16,
-        ..random_flash(&mut random, &[dim])
-    };
+    let (batch, queries, keys, heads, dim) = (3, 150, 280, 2, 64);
+    let known =
+        Attention { batch, query_offset: 3, ..windowed(&mut random, [queries, keys, heads, dim]) };
     let positions = [0, 87, 240];
     let told = Attention { position: true, ..known.clone() };
     let mut told = Case::new(&mut random, Kernel::Attention(told));

@@ -1,4 +1,4 @@
-//! `generate --prompts FILE`: many texts, side by side.
+//! `generate --prompts FILE`: many prompts, with in-flight batching.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,8 +16,7 @@ use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::positions_max;
 use crate::output;
 
-/// Texts that a replica continues side by side, where nobody says how many. Chosen: enough that
-/// weights are read for several texts at once.
+/// Slots of a replica without `--slots`. Chosen: a decode step reads the weights once for all.
 const SLOTS: usize = 8;
 
 /// A line of the file.
@@ -49,7 +48,7 @@ pub(super) fn answer(
     let mut generator = match planned {
         Some(plan) => trained.planned(args, plan)?,
         None => {
-            // No replica is without a text, and no slot of one is for none.
+            // No more replicas and slots than prompts.
             let replicas = args.dp.unwrap_or(1).min(requests.len());
             let slots = args.slots.unwrap_or(SLOTS).min(requests.len().div_ceil(replicas));
             trained.generator(args, capacity, [replicas, slots])?
@@ -69,37 +68,38 @@ pub(super) fn answer(
         }
     };
     let start = Instant::now();
-    let mut told = Told { is_json: args.json, rows: Vec::new(), waiting: BTreeMap::new(), next: 0 };
+    let mut ordered =
+        Ordered { is_json: args.json, rows: Vec::new(), waiting: BTreeMap::new(), next: 0 };
     let mut failed = BTreeMap::new();
     generator.continue_all(&requests, &mut |number, one| {
         let row =
             one.map(|one| row(number, &one)).map_err(|failure| failed.insert(number, failure));
-        told.tell(number, row.ok());
+        ordered.push(number, row.ok());
     })?;
-    let document = continued(told.rows, start.elapsed().as_secs_f64(), [replicas, slots]);
+    let document = continued(ordered.rows, start.elapsed().as_secs_f64(), [replicas, slots]);
     if args.json {
         output::answer_json(&document.to_json());
     } else {
         output::note(&summary(&document));
     }
-    // What could be continued is told; the first that could not decides how the run ends.
+    // All that succeeded is printed; the first failure decides the exit code.
     match failed.into_iter().next() {
         Some((number, failure)) => Err(at_line(failure.into(), &asked[number].0)),
         None => Ok(Exit::Success),
     }
 }
 
-/// Texts that are told in the order of the file.
-struct Told {
+/// Prints continuations in the order of the file.
+struct Ordered {
     is_json: bool,
     rows: Vec<documents::ContinuedRow>,
-    /// Those that wait for texts before them; none for one that could not be continued.
+    /// Rows that wait for earlier ones; none for a prompt that failed.
     waiting: BTreeMap<usize, Option<documents::ContinuedRow>>,
     next: usize,
 }
 
-impl Told {
-    fn tell(&mut self, number: usize, row: Option<documents::ContinuedRow>) {
+impl Ordered {
+    fn push(&mut self, number: usize, row: Option<documents::ContinuedRow>) {
         self.waiting.insert(number, row);
         while let Some(row) = self.waiting.remove(&self.next) {
             self.next += 1;
@@ -112,20 +112,20 @@ impl Told {
     }
 }
 
-/// What is said of all texts.
+/// One line about the whole run.
 fn summary(document: &documents::Continued) -> String {
     let documents::Continued { texts, new_tokens, seconds, tokens_per_s, .. } = document;
     let (texts, seconds) = (texts.len(), output::seconds(*seconds));
     format!(
-        "{texts} texts with {new_tokens} new tokens in {seconds}: {tokens_per_s:.0} tokens/s, up \
-         to {} side by side on each of {} replicas; the first new token after {} (median)",
+        "{texts} prompts, {new_tokens} output tokens in {seconds}: {tokens_per_s:.0} tokens/s with \
+         {} slots on each of {} replicas; median time to first token {}",
         document.slots,
         document.replicas,
         output::seconds(document.median_first_s),
     )
 }
 
-/// A failure that is about a line of the file.
+/// A failure with the place of its line in the file.
 fn at_line(failure: Failure, place: &Span) -> Failure {
     match failure {
         Failure::Input(wrong) => {
@@ -136,7 +136,7 @@ fn at_line(failure: Failure, place: &Span) -> Failure {
     }
 }
 
-/// What is asked for, in tokens.
+/// The requests, in tokens.
 fn requests(
     args: &Args,
     trained: &Trained,
@@ -154,7 +154,7 @@ fn requests(
     asked.iter().enumerate().map(request).collect()
 }
 
-/// Says of texts that a plan has no room for that they end where its caches do.
+/// Notes how many sequences are truncated by the capacity of the plan's KV caches.
 fn note_cut(requests: &[Request], seq: Option<usize>) {
     // The last token is new, and is not read.
     let needs =
@@ -162,11 +162,13 @@ fn note_cut(requests: &[Request], seq: Option<usize>) {
     let Some(seq) = seq else { return };
     let cut = requests.iter().filter(|one| needs(one) > seq).count();
     if cut > 0 {
-        output::note(&format!("{cut} texts end after {seq} tokens at most: the plan has no more"));
+        output::note(&format!(
+            "{cut} sequences are truncated: the plan has KV caches of {seq} tokens"
+        ));
     }
 }
 
-/// Refuses prompts that the model cannot read, or has nothing to read of.
+/// Refuses prompts that are empty or longer than the KV caches.
 fn check_lengths(
     asked: &[(Span, Asked)],
     requests: &[Request],
@@ -209,14 +211,14 @@ fn read_plan(path: &PathArg) -> Result<(String, Plan), Failure> {
     let (shown, text) = (path.to_string(), read_text(path, "--plan")?);
     let plan = ir::text::parse_plan(&shown, &text)?;
     if !plan.is_inference() {
-        let headline = "the plan is for steps of training, and texts are to be continued";
+        let headline = "this is a plan of training, and `generate` needs one of inference";
         let help = "`plan MODEL --for inference -o FILE` writes one";
         return Err(Diagnostic::error("E5006", Span::of(&shown), headline).help(help).into());
     }
     Ok((shown, plan))
 }
 
-/// What is asked for, and where the file says it.
+/// The prompts, with the place of each in the file.
 fn read(file: &Path) -> Result<Vec<(Span, Asked)>, Failure> {
     let text = read_text(file, "--prompts")?;
     let mut end = 0;

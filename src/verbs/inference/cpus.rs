@@ -18,7 +18,7 @@ use crate::job::{self, positions_max};
 use crate::output::{self, Table};
 use crate::verbs::flags::{Purpose, RequestFlags, Served};
 
-/// What is asked about.
+/// The request, for printing.
 struct Subject<'a> {
     model: &'a Model,
     cluster: &'a Cluster,
@@ -28,7 +28,7 @@ struct Subject<'a> {
     aim: Aim,
 }
 
-/// What is printed of an answer.
+/// What is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// All meshes.
@@ -96,7 +96,7 @@ pub fn answer(
     Ok(if found.plan.is_some() { Exit::Success } else { Exit::Infeasible })
 }
 
-/// The longest text of a model whose keys can be kept.
+/// The longest sequence of a model, and of its KV caches.
 fn longest(description: &Description) -> usize {
     let kept = match &description.architecture {
         Architecture::Family(family) => family.cached_max(),
@@ -105,17 +105,17 @@ fn longest(description: &Description) -> usize {
     positions_max(description).min(kept.unwrap_or(usize::MAX))
 }
 
-/// Refuses texts that are longer than the model was made for.
+/// Refuses sequences that are longer than the model's positions.
 fn check_context(description: &Description, capacity: usize) -> Result<(), Failure> {
     let most = longest(description);
     if capacity <= most {
         return Ok(());
     }
-    let headline = format!("texts of {capacity} tokens, and the model was made for {most}");
+    let headline = format!("sequences of {capacity} tokens, and the model has {most} positions");
     Err(usage("--seq", headline).help(format!("write `--seq {most}` or less")).into())
 }
 
-/// What is compared.
+/// The objective.
 fn aim(served: &Served, capacity: usize) -> Result<Aim, Failure> {
     let lengths = served.requests.lengths()?;
     let [prompt, output] = match lengths {
@@ -159,18 +159,18 @@ fn refuse_others(asked: &RequestFlags, served: &Served) -> Result<(), Failure> {
         usage("--fix", headline).help("leave it out: they are laid out by tp, pp and dp")
     }));
     if asked.place.nodes.is_some_and(|nodes| nodes > 1) {
-        let headline = "texts are continued by the threads of one machine".to_owned();
+        let headline = "inference on CPUs runs on the threads of one machine".to_owned();
         refused.push(usage("--nodes", headline).help("leave it out"));
     }
     if refused.is_empty() { Ok(()) } else { Err(refused.into()) }
 }
 
-/// Refuses products of rounded numbers, which `generate` has not.
+/// Refuses types of products that `generate` does not execute.
 fn refuse_rounded(products: Products) -> Result<(), Failure> {
     if products == Products::Own {
         return Ok(());
     }
-    let headline = format!("texts are not continued with products in {}", products.name());
+    let headline = format!("inference on CPUs has no products in {}", products.name());
     Err(usage("--dtype", headline).help("write f32, bf16, f16 or f64").into())
 }
 
@@ -234,8 +234,7 @@ fn page(subject: &Subject<'_>, found: &Found) -> String {
     let parameters: u64 = model.weights.iter().map(Weight::count).sum();
     text += &format!("{} parameters in {dtype}\n", output::count(parameters));
     text += &format!("cluster  {}, {ranks} ranks\n", cluster.describe());
-    text +=
-        &format!("context  {} tokens, whose caches are full\n", output::count(*capacity as u64));
+    text += &format!("context  {} tokens, with full KV caches\n", output::count(*capacity as u64));
     if let Aim::Requests { prompt, output } = aim {
         let [prompt, output] = [prompt, output].map(|tokens| output::count(*tokens as u64));
         text += &format!("requests {prompt} input tokens, {output} output tokens\n");
@@ -262,9 +261,8 @@ fn page(subject: &Subject<'_>, found: &Found) -> String {
         Some(plan) => taken(subject, found, best, plan),
         None => refused(subject, found, best),
     };
-    text + "\nslots: texts that a replica continues side by side; prompt: one is read; token: from \
-            one to the next of a text, with all slots taken; tokens/s and memory, at most: of all \
-            ranks\n"
+    text + "\nslots: concurrent sequences of a replica; prompt: prefill of one; token: time per \
+            output token with all slots taken; tokens/s and memory (upper bound): of all ranks\n"
 }
 
 /// The way to take, and why.

@@ -226,8 +226,8 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     }
 }
 
-/// Whether a phase writes into a cache: an entry does into those of as many samples as it is told
-/// positions of.
+/// Whether a phase writes into a KV cache: an entry writes into the caches of its own batch size,
+/// which is that of its positions.
 fn is_written_by(phase: Phase, program: &Program, cache: &Buffer) -> bool {
     let Phase::Entry(entry) = phase else { return false };
     program.entries[entry].steps.iter().any(|step| {
