@@ -230,6 +230,7 @@ fn way_out(error: &runtime::Error) -> Option<String> {
         | runtime::Error::Threads { .. }
         | runtime::Error::Locked { .. }
         | runtime::Error::Communication(_)
+        | runtime::Error::Gpu(_)
         | runtime::Error::Abandoned => "make room, then give the same command again".to_owned(),
     })
 }

@@ -8,7 +8,7 @@ use kernels::{
     Access, Attention, BinaryOp, Copy, CopyLoop, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset,
     Output, Product, ReduceOp, RowInput, Rows, UnaryOp,
 };
-use runtime::cuda::context::Memory;
+use runtime::cuda::memory::Memory;
 use serde_json::{Value, json};
 
 /// A kernel, and what a peer needs to know of it.
@@ -308,7 +308,7 @@ fn number(code: u16) -> f64 {
 /// The codes of memory in which numbers of BF16 lie.
 fn codes(memory: &Memory) -> Option<Vec<u16>> {
     let mut bytes = vec![0; memory.bytes()];
-    memory.read(&mut bytes).ok()?;
+    memory.read(0, &mut bytes).ok()?;
     let codes = bytes.chunks_exact(2).map(|code| u16::from_le_bytes([code[0], code[1]]));
     Some(codes.collect())
 }

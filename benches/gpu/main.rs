@@ -24,7 +24,9 @@ use ir::program::{Instruction, Step};
 use kernels::arguments::Argument;
 use kernels::cuda::{Arch, functions_for, name, unit};
 use kernels::{Kernel, price};
-use runtime::cuda::context::{Context, Failure, Launch, Memory};
+use runtime::cuda::context::{Context, Failure};
+use runtime::cuda::launch::{Launch, Module};
+use runtime::cuda::memory::{Memory, Piece};
 use runtime::cuda::nvrtc::Nvrtc;
 use serde_json::{Value, json};
 
@@ -155,17 +157,18 @@ impl Gpu {
     fn line(&self, case: &Case, cubin: &[u8]) -> Result<Value, String> {
         let functions = functions_for(&case.kernel, self.text);
         let told = |why: Failure| why.to_string();
-        let module = Arc::new(self.context.load(cubin).map_err(told)?);
+        let module = Arc::new(Module::load(&self.context, cubin).map_err(told)?);
         let launch = Launch::new(&module, &case.kernel, &functions, |number| name(0, number));
         let launch = launch.map_err(told)?;
+        let workspace = Memory::new(&self.context, launch.workspace_bytes()).map_err(told)?;
         let (inputs, outputs) = (case.kernel.inputs(), case.kernel.outputs());
         let bytes: usize = inputs.iter().chain(&outputs).map(Argument::bytes).sum();
         let sets = (SETS_BYTES / bytes.max(1)).clamp(1, SETS);
         let mut buffers = Vec::new();
         for set in 0..sets {
             let make = |(at, of): (usize, &Argument)| {
-                let mut memory = self.context.allocate(of.bytes())?;
-                memory.write(&cases::numbers(of, (set * 31 + at) as u64))?;
+                let mut memory = Memory::new(&self.context, of.bytes())?;
+                memory.write(0, &cases::numbers(of, (set * 31 + at) as u64))?;
                 Ok(memory)
             };
             let both = [&inputs, &outputs].map(|of| of.iter().enumerate().map(make).collect());
@@ -173,9 +176,10 @@ impl Gpu {
             buffers.push([inputs.map_err(told)?, outputs.map_err(told)?]);
         }
         let start = |at: usize| {
-            let [inputs, outputs] = buffers[at % sets].each_ref().map(|of| of.iter().collect());
-            let (inputs, outputs): (Vec<&Memory>, Vec<&Memory>) = (inputs, outputs);
-            launch.start(&[0; SCALARS], &inputs, &outputs)
+            let [inputs, outputs] = &buffers[at % sets];
+            let inputs: Vec<Piece<'_>> = inputs.iter().map(Memory::whole).collect();
+            let outputs: Vec<Piece<'_>> = outputs.iter().map(Memory::whole).collect();
+            launch.start(&[0; SCALARS], &inputs, &outputs, &workspace.whole())
         };
         start(0).map_err(told)?;
         self.context.synchronize().map_err(told)?;
@@ -216,8 +220,9 @@ impl Gpu {
     /// The copy of a large buffer, whose bytes are read and written.
     fn copied(&self) -> Result<Value, Failure> {
         let bytes = 2 << 30;
-        let [mut from, mut to] = [self.context.allocate(bytes)?, self.context.allocate(bytes)?];
-        from.write(&cases::numbers(&Argument { dtype: DType::F32, len: bytes / 4 }, 1))?;
+        let make = || Memory::new(&self.context, bytes);
+        let (mut from, mut to) = (make()?, make()?);
+        from.write(0, &cases::numbers(&Argument { dtype: DType::F32, len: bytes / 4 }, 1))?;
         let times = (0..ROUNDS).map(|_| {
             let earlier = self.context.moment()?;
             for _ in 0..10 {

@@ -1,7 +1,12 @@
 //! The NVIDIA GPUs of this machine, as the driver lists them. Its library is opened at run time.
 
+pub mod compiled;
 pub mod context;
+pub mod gpus;
+pub mod launch;
+pub mod memory;
 pub mod nvrtc;
+pub(crate) mod space;
 
 use std::fmt;
 

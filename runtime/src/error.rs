@@ -65,6 +65,9 @@ pub enum Error {
     /// A call between ranks failed.
     #[error(transparent)]
     Communication(#[from] CommError),
+    /// A GPU, its driver or its compiler is not there, or does not do what it is asked for.
+    #[error("{0}")]
+    Gpu(String),
     /// A step was given up on request, before any rank began its update.
     #[error("the step was abandoned")]
     Abandoned,
@@ -105,6 +108,7 @@ impl Error {
             Error::Room { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
+            | Error::Gpu(_)
             | Error::Abandoned => None,
         }
     }
@@ -118,6 +122,7 @@ impl Error {
             | Error::Room { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
+            | Error::Gpu(_)
             | Error::Abandoned => false,
         }
     }
@@ -136,6 +141,7 @@ impl Error {
             Error::Threads { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
+            | Error::Gpu(_)
             | Error::Abandoned => false,
         }
     }

@@ -16,6 +16,7 @@ mod control;
 mod course;
 mod describe;
 mod finite;
+mod memory;
 mod rank;
 mod shards;
 mod spill;
@@ -24,7 +25,9 @@ mod tests;
 #[cfg(test)]
 pub(crate) mod tiny;
 
+use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,10 +43,10 @@ use kernels::Kernel;
 use kernels::cpu::Cpu;
 
 use crate::communicator::{CommError, Communicator};
+use crate::cuda::gpus::Gpus;
 use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::local::Local;
-use crate::local::arena::Arena;
 use crate::local::mover::{Extent, Mover};
 use crate::trace::{Span, Trace, Tracing};
 
@@ -51,6 +54,7 @@ use control::Control;
 use course::Course;
 use finite::Found;
 pub use finite::NotFinite;
+use memory::Memory;
 use rank::Runner;
 pub use shards::{Part, Shard, Values};
 
@@ -292,30 +296,30 @@ pub struct RankTime {
 /// The memory of a rank, lent to the host.
 pub struct Lent<'a> {
     program: &'a Program,
-    arenas: &'a Arenas,
+    memory: &'a Memory,
 }
 
-impl Lent<'_> {
-    /// The bytes of a buffer.
-    pub fn bytes(&self, buffer: BufferId) -> &[u8] {
-        let Extent { arena, range } = extent(self.program, buffer);
-        self.arenas[arena].bytes(range)
+impl<'a> Lent<'a> {
+    /// Some bytes of a buffer: a copy, where they lie on a GPU.
+    ///
+    /// # Panics
+    /// When the buffer has fewer, or the GPU has failed.
+    pub fn bytes(&self, buffer: BufferId, bytes: Range<usize>) -> Cow<'a, [u8]> {
+        read(self.program, self.memory, buffer, bytes)
     }
 
     /// The bytes that were reserved in a memory space.
     pub fn arena_bytes(&self, place: Place) -> u64 {
-        self.arenas[place as usize].len() as u64
+        self.memory.len(place) as u64
     }
 }
 
-/// The memory of a rank, by [`Place`].
-type Arenas = [Arena; 3];
-/// That of its device.
+/// Where the memory of a rank's device is, among its arenas.
 const DEVICE: usize = Place::Device as usize;
 
 /// What a rank owns that the host looks at between steps.
 struct Seat {
-    arenas: Arenas,
+    memory: Memory,
     spans: Vec<Span>,
     /// What is not finite in the step that was run last, where it was looked for.
     found: Option<Found>,
@@ -331,6 +335,15 @@ impl Abandon {
     pub fn now(&self) {
         self.0.abandon();
     }
+}
+
+/// What the ranks of a session compute on.
+#[derive(Clone, Copy)]
+enum Devices<'a> {
+    /// In memory of the host, on what is made for each rank.
+    Made(&'a dyn Fn(usize) -> io::Result<Box<dyn Device>>),
+    /// On a GPU each.
+    Gpus(&'a Gpus),
 }
 
 /// The ranks of one process, ready to run steps.
@@ -350,6 +363,17 @@ impl Session {
         Session::start_on(classes, options, &cpu)
     }
 
+    /// As [`Session::start`], on GPUs, which have the kernels of these programs.
+    ///
+    /// **Errors.** As there; a GPU has too little memory, or fails.
+    pub fn start_on_gpus(
+        classes: Arc<Classes>,
+        options: &Options,
+        gpus: &Gpus,
+    ) -> Result<Session, Error> {
+        Session::start_with(classes, options, Devices::Gpus(gpus))
+    }
+
     /// As [`Session::start`], on other devices: `device` makes that of a rank.
     ///
     /// **Errors.** As there, and those of `device`, which is out of threads.
@@ -358,13 +382,21 @@ impl Session {
         options: &Options,
         device: &dyn Fn(usize) -> io::Result<Box<dyn Device>>,
     ) -> Result<Session, Error> {
+        Session::start_with(classes, options, Devices::Made(device))
+    }
+
+    fn start_with(
+        classes: Arc<Classes>,
+        options: &Options,
+        devices: Devices<'_>,
+    ) -> Result<Session, Error> {
         let size = classes.mesh.ranks();
         let samples: Arc<[_]> = classes.phases().map(|phase| classes.samples(phase)).collect();
         let control = Arc::new(Control::new(size, options.deadline, Arc::clone(&samples)));
         let mut session =
             Session { classes, control, seats: Vec::new(), threads: Vec::with_capacity(size) };
         for rank in 0..size {
-            let seat = session.make_seat(rank, options)?;
+            let seat = session.make_seat(rank, options, devices)?;
             session.seats.push(Arc::new(Mutex::new(seat)));
         }
         let epoch = Instant::now();
@@ -379,7 +411,11 @@ impl Session {
                 let moves = [Place::Host, Place::Disk].into_iter().any(is_away);
                 let mover = if moves { Some(Mover::start(rank)?) } else { None };
                 let local = Box::new(local) as Box<dyn Communicator>;
-                let parts = (local, device(rank)?, mover);
+                let device = match devices {
+                    Devices::Made(make) => Some(make(rank)?),
+                    Devices::Gpus(_) => None,
+                };
+                let parts = (local, device, mover);
                 Ok(Runner::new(classes, parts, options, samples, course, epoch))
             };
             let refused = |source| Error::Threads { whom: format!("rank {rank}"), source };
@@ -396,18 +432,22 @@ impl Session {
         Ok(session)
     }
 
-    fn make_seat(&self, rank: usize, options: &Options) -> Result<Seat, Error> {
+    fn make_seat(
+        &self,
+        rank: usize,
+        options: &Options,
+        devices: Devices<'_>,
+    ) -> Result<Seat, Error> {
         let program = self.classes.program_of(rank);
-        let in_memory = |place: Place| {
-            let bytes = program.arena(place).0;
-            let arena = usize::try_from(bytes).ok().and_then(Arena::new);
-            arena.ok_or_else(|| rank_error(rank, format!("can't reserve {bytes} bytes of memory")))
+        let gpus = match devices {
+            Devices::Made(_) => None,
+            Devices::Gpus(gpus) => Some(gpus),
         };
-        let disk = spill::arena(program.arena(Place::Disk).0, rank, options.disk.as_deref())?;
-        let arenas = [in_memory(Place::Device)?, in_memory(Place::Host)?, disk];
+        let kernels = &self.classes.kernels;
+        let memory = Memory::new(program, kernels, rank, gpus, options.disk.as_deref())?;
         let spans = |phase| options.tracing.span_count(program, steps(program, phase));
         let spans = self.classes.phases().map(spans).max().unwrap_or(0);
-        Ok(Seat { arenas, spans: Vec::with_capacity(spans), found: None })
+        Ok(Seat { memory, spans: Vec::with_capacity(spans), found: None })
     }
 
     /// The programs.
@@ -448,7 +488,7 @@ impl Session {
         let kept = self.shards().into_iter().filter(|shard| shard.part != Part::Grad);
         kept.into_iter().find_map(|shard| {
             let values = self.lend(shard.rank, |lent| {
-                finite::values(shard.dtype, &lent.bytes(shard.buffer)[shard.range()])
+                finite::values(shard.dtype, &lent.bytes(shard.buffer, shard.range()))
             });
             let tensor = match shard.part {
                 Part::State(index) => format!("{}/state{index}", shard.name),
@@ -505,7 +545,7 @@ impl Session {
             let buffer = buffer_of(program, id);
             (sizes, dtype) = (buffer.sizes.clone(), buffer.dtype);
             let len = sizes.iter().product::<usize>() * dtype.size() as usize;
-            self.lend(rank, |lent| bytes.extend_from_slice(&lent.bytes(id)[..len]));
+            self.lend(rank, |lent| bytes.extend_from_slice(&lent.bytes(id, 0..len)));
         }
         sizes[0] *= mesh.dp;
         Values { dtype, dims: sizes, bytes }
@@ -550,7 +590,8 @@ impl Session {
         let index = program.buffers.iter().position(|b| b.contents == Contents::Stats);
         let Some(index) = index else { return [0.0; 3] };
         let buffer = &program.buffers[index];
-        finite::stats(buffer.dtype, lock(&self.seats[0]).arenas[DEVICE].bytes(range(buffer)))
+        let bytes = 0..buffer.bytes as usize;
+        self.lend(0, |lent| finite::stats(buffer.dtype, &lent.bytes(BufferId(index as u32), bytes)))
     }
 
     /// Overwrites a buffer of one rank from its start.
@@ -563,9 +604,9 @@ impl Session {
         let Extent { arena, range } = extent(self.classes.program_of(rank), buffer);
         assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
         let range = range.start + first..range.start + first + bytes.len();
-        let arenas = &mut lock(&self.seats[rank]).arenas;
-        arenas[arena].bytes_mut(range).copy_from_slice(bytes);
-        arenas[arena].let_go();
+        let memory = &mut lock(&self.seats[rank]).memory;
+        memory.write(Extent { arena, range }, bytes).unwrap_or_else(|why| panic!("{why}"));
+        memory.let_go();
     }
 
     /// Copies the first `tokens` tokens of a sample's KV caches, `[from, to]`.
@@ -575,10 +616,10 @@ impl Session {
     pub fn copy_cached(&mut self, [from, to]: [Cached; 2], tokens: usize) {
         for (rank, seat) in self.seats.iter().enumerate() {
             let program = self.classes.program_of(rank);
-            let arenas = &mut lock(seat).arenas;
+            let memory = &mut lock(seat).memory;
             let pairs = caches_of(program, from.samples).zip(caches_of(program, to.samples));
             for (source, target) in pairs {
-                let [source, target] = [(source, from), (target, to)].map(|(at, cached)| {
+                let ends = [(source, from), (target, to)].map(|(at, cached)| {
                     let buffer = buffer_of(program, at);
                     let Extent { arena, range } = extent(program, at);
                     let elements: usize = buffer.sizes[2..].iter().product();
@@ -587,25 +628,24 @@ impl Session {
                     let start = range.start + cached.sample * row * buffer.sizes[1];
                     Extent { arena, range: start..start + row * tokens }
                 });
-                let bytes = arenas[source.arena].bytes(source.range).to_vec();
-                arenas[source.arena].let_go();
-                arenas[target.arena].bytes_mut(target.range).copy_from_slice(&bytes);
-                arenas[target.arena].let_go();
+                memory.copy(ends).unwrap_or_else(|why| panic!("{why}"));
+                memory.let_go();
             }
         }
     }
 
     /// The bytes of a buffer of one rank.
     pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
-        self.lend(rank, |lent| lent.bytes(buffer).to_vec())
+        let bytes = 0..buffer_of(self.classes.program_of(rank), buffer).bytes as usize;
+        self.lend(rank, |lent| lent.bytes(buffer, bytes).into_owned())
     }
 
     /// Lends the memory of a rank, for reading without a copy.
     pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
         let program = self.classes.program_of(rank);
-        let arenas = &lock(&self.seats[rank]).arenas;
-        let result = work(&Lent { program, arenas });
-        arenas.iter().for_each(Arena::let_go);
+        let memory = &lock(&self.seats[rank]).memory;
+        let result = work(&Lent { program, memory });
+        memory.let_go();
         result
     }
 
@@ -651,6 +691,19 @@ fn caches_of(program: &Program, samples: usize) -> impl Iterator<Item = BufferId
     let mut caches: Vec<_> = caches.collect();
     caches.sort_unstable();
     caches.into_iter().map(|(_, id)| id)
+}
+
+/// Some bytes of a buffer, read by the host.
+fn read<'a>(
+    program: &Program,
+    memory: &'a Memory,
+    buffer: BufferId,
+    bytes: Range<usize>,
+) -> Cow<'a, [u8]> {
+    let Extent { arena, range } = extent(program, buffer);
+    assert!(bytes.end <= range.len(), "bytes {bytes:?} of {}", range.len());
+    let range = range.start + bytes.start..range.start + bytes.end;
+    memory.read(Extent { arena, range }).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Where a buffer lies: in which arena, and which bytes of it.

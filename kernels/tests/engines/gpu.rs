@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{View, ViewMut};
 use gantline_kernels::cuda::{Functions, device_prelude, name};
-use runtime::cuda::context::{Context, Launch, Memory, Module};
+use runtime::cuda::context::Context;
+use runtime::cuda::launch::{Launch, Module};
+use runtime::cuda::memory::Memory;
 use runtime::cuda::nvrtc::Nvrtc;
 
 /// The number of the GPU on which text is executed instead of by the shim.
@@ -32,8 +34,8 @@ pub(crate) fn wanted() -> Option<Arc<Context>> {
 /// The launches of some kernels.
 pub(crate) struct Launches {
     context: Arc<Context>,
-    /// One launch at a time has the workspaces.
-    launches: Vec<Mutex<Launch>>,
+    /// Each with its workspace, which one launch at a time has.
+    launches: Vec<(Launch, Mutex<Memory>)>,
 }
 
 impl Launches {
@@ -60,8 +62,9 @@ impl Launches {
                 all.into_iter().map(|thread| thread.join().expect("it compiles")).collect()
             });
             for (chunk, cubin) in chunks.iter().zip(cubins) {
-                let module = Arc::new(context.load(&cubin).expect("the code is loaded"));
-                let launch = |(at, of)| launch(&module, at, of);
+                let module = Module::load(&context, &cubin).expect("the code is loaded");
+                let module = Arc::new(module);
+                let launch = |(at, of)| launch(&context, &module, at, of);
                 launches.extend(chunk.iter().enumerate().map(launch));
             }
         }
@@ -76,31 +79,31 @@ impl Launches {
         inputs: &[View<'_>],
         outputs: &[ViewMut<'_>],
     ) {
-        let mut launch = self.launches[at].lock().expect("no launch has failed");
+        let (launch, workspace) = &self.launches[at];
+        let mut workspace = workspace.lock().expect("no launch has failed");
         let upload = |start: *const u8, len: usize| {
             // SAFETY: the view lives until the launch returns, and has as many bytes.
             let bytes = unsafe { std::slice::from_raw_parts(start, len) };
             let bytes = [bytes, &BEHIND].concat();
-            let mut memory = self.context.allocate(bytes.len()).expect("there is memory");
-            memory.write(&bytes).expect("bytes are copied to the GPU");
+            let mut memory = Memory::new(&self.context, bytes.len()).expect("there is memory");
+            memory.write(0, &bytes).expect("bytes are copied to the GPU");
             memory
         };
         let inputs: Vec<Memory> =
             inputs.iter().map(|view| upload(view.as_ptr(), view.len())).collect();
-        let inputs: Vec<&Memory> = inputs.iter().collect();
+        let pieces = inputs.iter().map(Memory::whole).collect::<Vec<_>>();
         let mut first: Option<Vec<Vec<u8>>> = None;
         for _ in 0..RUNS {
-            for workspace in launch.workspaces_mut() {
-                workspace.fill(0xff).expect("workspaces are filled");
-            }
+            workspace.fill(0xff).expect("workspaces are filled");
             let results: Vec<Memory> =
                 outputs.iter().map(|view| upload(view.as_ptr(), view.len())).collect();
-            let results: Vec<&Memory> = results.iter().collect();
-            launch.start(scalars, &inputs, &results).expect("the functions are started");
+            let written = results.iter().map(Memory::whole).collect::<Vec<_>>();
+            let started = launch.start(scalars, &pieces, &written, &workspace.whole());
+            started.expect("the functions are started");
             self.context.synchronize().expect("the functions end");
-            let read = |memory: &&Memory| {
+            let read = |memory: &Memory| {
                 let mut bytes = vec![0; memory.bytes()];
-                memory.read(&mut bytes).expect("bytes are copied from the GPU");
+                memory.read(0, &mut bytes).expect("bytes are copied from the GPU");
                 assert!(bytes.ends_with(&BEHIND), "kernel {at} writes behind a buffer");
                 bytes.truncate(bytes.len() - BEHIND.len());
                 bytes
@@ -121,10 +124,13 @@ impl Launches {
 }
 
 fn launch(
+    context: &Arc<Context>,
     module: &Arc<Module>,
     at: usize,
     (kernel, functions): &(Kernel, Functions),
-) -> Mutex<Launch> {
+) -> (Launch, Mutex<Memory>) {
     let launch = Launch::new(module, kernel, functions, |number| name(at, number));
-    Mutex::new(launch.unwrap_or_else(|why| panic!("{kernel:?}: {why}")))
+    let launch = launch.unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
+    let workspace = Memory::new(context, launch.workspace_bytes()).expect("there is memory");
+    (launch, Mutex::new(workspace))
 }

@@ -1,7 +1,6 @@
 //! Values that are not finite: whether a step may update, and where the first of them arose.
 
 use std::fmt;
-use std::ops::Range;
 use std::time::Instant;
 
 use ir::DType;
@@ -9,9 +8,11 @@ use ir::program::{BufferId, Contents, Program, Ref, Routine, Step};
 use kernels::Kernel;
 
 use crate::convert::{Stored, convert};
-use crate::local::arena::Arena;
+use crate::cuda;
+use crate::local::mover::Extent;
 
-use super::{Scalars, buffer_of, describe, range};
+use super::memory::Memory;
+use super::{DEVICE, Scalars, buffer_of, describe, range};
 
 /// Where the first value that is not finite arose in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,23 +99,25 @@ pub(super) fn stats(dtype: DType, bytes: &[u8]) -> [f64; 3] {
 
 /// Whether the statistics of a step, which are equal on all ranks, allow an update; true where
 /// there are none.
-pub(super) fn allows_update(program: &Program, arena: &Arena, scalars: &Scalars) -> bool {
+///
+/// # Errors
+/// The GPU on which they are has failed.
+pub(super) fn allows_update(
+    program: &Program,
+    memory: &Memory,
+    scalars: &Scalars,
+) -> Result<bool, cuda::context::Failure> {
     let buffer = program.buffers.iter().find(|buffer| buffer.contents == Contents::Stats);
-    buffer.is_none_or(|buffer| {
-        let len = buffer.sizes.iter().product::<usize>() * buffer.dtype.size() as usize;
-        let start = range(buffer).start;
-        scalars.allow_update(stats(buffer.dtype, arena.bytes(start..start + len)))
-    })
+    let Some(buffer) = buffer else { return Ok(true) };
+    let len = buffer.sizes.iter().product::<usize>() * buffer.dtype.size() as usize;
+    let start = range(buffer).start;
+    let bytes = memory.read(Extent { arena: DEVICE, range: start..start + len })?;
+    Ok(scalars.allow_update(stats(buffer.dtype, &bytes)))
 }
 
-/// Whether a range holds something that is worth noting: none where it does not.
-pub(super) fn look(
-    arena: &Arena,
-    dtype: DType,
-    range: Range<usize>,
-    at: (usize, usize, usize),
-) -> Option<Found> {
-    let is_mask_like = match values(dtype, arena.bytes(range)) {
+/// Whether values are worth noting: none where they are not.
+pub(super) fn look(bytes: &[u8], dtype: DType, at: (usize, usize, usize)) -> Option<Found> {
+    let is_mask_like = match values(dtype, bytes) {
         Values::Finite => return None,
         Values::NegativeInfinity => true,
         Values::Wrong => false,

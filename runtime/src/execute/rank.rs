@@ -10,20 +10,21 @@ use ir::DType;
 use ir::op::Combiner;
 use ir::plan::Mesh;
 use ir::program::{
-    Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routed, Routine, Step,
+    BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routed, Routine, Step,
 };
 use ir::sharding::Axis;
 
 use crate::communicator::{self, Blocks, CommError, Communicator, Tokens, Types};
-use crate::device::{Device, Launches};
-use crate::local::arena::Arena;
-use crate::local::mover::Mover;
+use crate::cuda;
+use crate::device::Launches;
+use crate::local::mover::{Extent, Mover};
 use crate::trace::{Span, Tracing};
 
 use super::control::Inputs;
 use super::course::{Course, first_update};
 use super::fault::Fault;
 use super::finite::{self, Found};
+use super::memory::{Device, Memory};
 use super::{
     Classes, DEVICE, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, extent, range,
     steps,
@@ -32,12 +33,19 @@ use super::{
 /// Why a rank does not finish a step.
 enum Stop {
     Call(CommError),
+    Gpu(cuda::context::Failure),
     Abandoned,
 }
 
 impl From<CommError> for Stop {
     fn from(error: CommError) -> Stop {
         Stop::Call(error)
+    }
+}
+
+impl From<cuda::context::Failure> for Stop {
+    fn from(failure: cuda::context::Failure) -> Stop {
+        Stop::Gpu(failure)
     }
 }
 
@@ -54,11 +62,11 @@ pub(super) struct Runner {
     class: usize,
     rank: usize,
     data: usize,
-    device: Box<dyn Device>,
     communicator: Box<dyn Communicator>,
     /// Copies between memory spaces; none where a program has one.
     mover: Option<Mover>,
-    launches: Launches,
+    /// What computes in memory of the host; none where a GPU does.
+    host: Option<Host>,
     /// By routine and instruction; none for launches.
     wires: Vec<Vec<Option<Wire>>>,
     /// By phase.
@@ -79,6 +87,12 @@ pub(super) struct Runner {
     outputs: Vec<Range<usize>>,
 }
 
+/// A device that computes in memory of the host, and what it launches there.
+struct Host {
+    device: Box<dyn crate::device::Device>,
+    launches: Launches,
+}
+
 /// A call of a routine: where its slots and its frame are.
 #[derive(Clone, Copy)]
 struct Call<'a> {
@@ -88,10 +102,14 @@ struct Call<'a> {
     frame: Option<BufferId>,
 }
 
+/// What a rank talks with, computes with, where no GPU does, and copies with.
+pub(super) type Parts =
+    (Box<dyn Communicator>, Option<Box<dyn crate::device::Device>>, Option<Mover>);
+
 impl Runner {
     pub(super) fn new(
         classes: Arc<Classes>,
-        (communicator, device, mover): (Box<dyn Communicator>, Box<dyn Device>, Option<Mover>),
+        (communicator, device, mover): Parts,
         options: &Options,
         samples: Arc<[Option<Samples>]>,
         course: Arc<Course>,
@@ -106,10 +124,12 @@ impl Runner {
             class,
             rank,
             data: classes.mesh.coordinate(rank, Axis::Dp),
-            device,
             communicator,
             mover,
-            launches: Launches::new(&classes.kernels, &program.routines),
+            host: device.map(|device| Host {
+                device,
+                launches: Launches::new(&classes.kernels, &program.routines),
+            }),
             wires: program.routines.iter().map(wires).collect(),
             samples,
             course,
@@ -138,11 +158,10 @@ impl Runner {
         seat.spans.clear();
         self.found = None;
         let result = catch_unwind(AssertUnwindSafe(|| self.run_steps(phase, inputs, seat)));
-        if let Some(mover) = &mut self.mover {
-            // The host reads what they write.
-            mover.wait_for_all(&mut seat.arenas);
-        }
+        // The host reads what they write.
+        let ended = seat.memory.wait_for_all(self.mover.as_mut());
         seat.found = self.found;
+        let result = result.map(|done| done.and(ended.map_err(Stop::Gpu)));
         let (cause, error) = match result {
             Ok(Ok(())) => {
                 let busy = start.elapsed().saturating_sub(self.waited);
@@ -150,6 +169,7 @@ impl Runner {
                 return Ok(RankTime { busy_s, wait_s });
             }
             Ok(Err(Stop::Call(error))) => (error.to_string(), Some(error)),
+            Ok(Err(Stop::Gpu(failure))) => (failure.to_string(), None),
             Ok(Err(Stop::Abandoned)) => ("the step was abandoned".to_owned(), None),
             Err(panic) => (format!("panicked: {}", panic_text(&*panic)), None),
         };
@@ -168,7 +188,7 @@ impl Runner {
         for (index, step) in steps(program, phase).iter().enumerate() {
             self.at = (index, None);
             if self.updates[phase.index()] == Some(index) {
-                if !finite::allows_update(program, &seat.arenas[DEVICE], &inputs.scalars) {
+                if !finite::allows_update(program, &seat.memory, &inputs.scalars)? {
                     // All ranks see the same statistics, and stop here.
                     return Ok(());
                 }
@@ -180,7 +200,9 @@ impl Runner {
             match step {
                 Step::Feed { feed, microbatch, buffer } => {
                     let buffer = buffer_of(program, *buffer);
-                    self.feed(phase, *feed, *microbatch, buffer, inputs, &mut seat.arenas[DEVICE]);
+                    seat.memory.device().fill(range(buffer), |target| {
+                        self.feed(phase, (*feed, *microbatch), buffer.dtype, inputs, target);
+                    })?;
                 }
                 Step::Call { routine, slots, frame } => {
                     let call = Call {
@@ -192,25 +214,29 @@ impl Runner {
                     self.call(*routine, call, inputs.examines, seat)?;
                 }
                 Step::Send { to, buffer } => {
-                    let bytes = seat.arenas[DEVICE].bytes(range(buffer_of(program, *buffer)));
-                    self.communicator.send(self.peer(*to), bytes)?;
+                    let device = seat.memory.device();
+                    let bytes = device.read(range(buffer_of(program, *buffer)))?;
+                    self.communicator.send(self.peer(*to), &bytes)?;
                     self.waited += start.elapsed();
                 }
                 Step::Receive { from, buffer } => {
-                    let bytes = seat.arenas[DEVICE].bytes_mut(range(buffer_of(program, *buffer)));
-                    self.communicator.receive(self.peer(*from), bytes)?;
+                    let peer = self.peer(*from);
+                    let receive = |bytes: &mut [u8]| self.communicator.receive(peer, bytes);
+                    let range = range(buffer_of(program, *buffer));
+                    seat.memory.device().fill(range, receive)??;
                     self.waited += start.elapsed();
                 }
                 Step::Move { from, to } => {
                     let ends = [*from, *to].map(|buffer| extent(program, buffer));
-                    self.mover().begin(&mut seat.arenas, ends);
+                    seat.memory.begin_move(self.mover(), ends)?;
                 }
                 Step::Await { buffer } => {
-                    self.mover().wait(&mut seat.arenas, &extent(program, *buffer));
+                    seat.memory.wait(self.mover(), &extent(program, *buffer));
                     self.waited += start.elapsed();
                 }
             }
             if self.tracing != Tracing::None {
+                seat.memory.synchronize()?;
                 seat.spans.push(self.span(start));
             }
         }
@@ -241,15 +267,13 @@ impl Runner {
     fn feed(
         &self,
         phase: Phase,
-        feed: Feed,
-        microbatch: usize,
-        buffer: &Buffer,
+        (feed, microbatch): (Feed, usize),
+        dtype: DType,
         inputs: &Inputs,
-        arena: &mut Arena,
+        target: &mut [u8],
     ) {
         let samples = self.samples[phase.index()];
         let first = samples.map_or(0, |samples| samples.first(microbatch, self.data));
-        let target = arena.bytes_mut(range(buffer));
         let rows = |source: &[i32], target: &mut [u8]| {
             let samples = samples.expect("who feeds tokens, labels or documents has samples");
             let start = first * samples.seq;
@@ -269,10 +293,10 @@ impl Runner {
             }
             Feed::Scalars => {
                 let values = in_order(scalars);
-                if buffer.dtype == DType::F64 {
+                if dtype == DType::F64 {
                     put(&values, f64::to_le_bytes, target);
                 } else {
-                    assert_eq!(buffer.dtype, DType::F32, "scalars are f32 or f64");
+                    assert_eq!(dtype, DType::F32, "scalars are f32 or f64");
                     put(&values, |x| (x as f32).to_le_bytes(), target);
                 }
             }
@@ -299,17 +323,25 @@ impl Runner {
             self.at = (step, Some(position));
             let start = Instant::now();
             match instruction {
-                Instruction::Launch { inputs, outputs, workspace, .. } => {
+                Instruction::Launch { kernel, scalars, inputs, outputs, workspace } => {
                     self.inputs.clear();
                     self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
                     self.outputs.clear();
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
-                    let prepared = self.launches.at_mut(index, position);
                     let workspace = workspace.map(|there| call.range(there));
                     let arguments = [&self.inputs[..], &self.outputs[..]];
-                    seat.arenas[DEVICE].launch(&mut *self.device, prepared, arguments, workspace);
+                    match (seat.memory.device(), &mut self.host) {
+                        (Device::Gpu(gpu), _) => {
+                            gpu.launch(*kernel, scalars, arguments, workspace)?;
+                        }
+                        (Device::Host(arena), Some(Host { device, launches })) => {
+                            let prepared = launches.at_mut(index, position);
+                            arena.launch(&mut **device, prepared, arguments, workspace);
+                        }
+                        (Device::Host(_), None) => unreachable!("a rank has a device"),
+                    }
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
-                        self.examine(index, (step, position), &seat.arenas[DEVICE]);
+                        self.examine(*kernel, (step, position), &seat.memory)?;
                     }
                 }
                 Instruction::Collective {
@@ -328,12 +360,13 @@ impl Runner {
                     let ranges = (ranges, gates.map(|gates| call.range(gates)));
                     let types = Types { dtype: *dtype, exchanged: *exchanged };
                     let exchange = (exchange, types, *elements);
-                    self.exchange(wire, exchange, ranges, &mut seat.arenas[DEVICE])?;
+                    self.exchange(wire, exchange, ranges, seat.memory.device())?;
                     self.waited += start.elapsed();
                 }
             }
             self.communicator.advance();
             if self.tracing == Tracing::Instructions {
+                seat.memory.synchronize()?;
                 seat.spans.push(self.span(start));
             }
         }
@@ -342,17 +375,24 @@ impl Runner {
     }
 
     /// Looks for values that are not finite in what the last launch wrote.
-    fn examine(&mut self, routine: usize, (step, position): (usize, usize), arena: &Arena) {
-        let prepared = self.launches.at(routine, position);
-        for (output, argument) in prepared.outputs().iter().enumerate() {
-            let range = self.outputs[output].clone();
-            let found = finite::look(arena, argument.dtype, range, (step, position, output));
+    fn examine(
+        &mut self,
+        kernel: usize,
+        (step, position): (usize, usize),
+        memory: &Memory,
+    ) -> Result<(), cuda::context::Failure> {
+        let outputs = self.classes.kernels[kernel].outputs();
+        for (output, argument) in outputs.iter().enumerate() {
+            let range = Extent { arena: DEVICE, range: self.outputs[output].clone() };
+            let bytes = memory.read(range)?;
+            let found = finite::look(&bytes, argument.dtype, (step, position, output));
             let is_worse = |found: &Found| self.found.is_none() || !found.is_mask_like;
             if let Some(found) = found.filter(is_worse) {
                 self.found = Some(found);
-                return;
+                return Ok(());
             }
         }
+        Ok(())
     }
 
     fn exchange(
@@ -360,8 +400,8 @@ impl Runner {
         wire: &Wire,
         (exchange, types, elements): (&Exchange, Types, usize),
         ([input, output], gates): ([Range<usize>; 2], Option<Range<usize>>),
-        arena: &mut Arena,
-    ) -> Result<(), CommError> {
+        mut device: Device<'_>,
+    ) -> Result<(), Stop> {
         let dtype = types.dtype;
         let cut = |range: Range<usize>, elements: usize| {
             let end = range.start + elements * dtype.size() as usize;
@@ -373,26 +413,31 @@ impl Runner {
         match exchange {
             Exchange::AllReduce(combiner) => {
                 assert_eq!(input.start, output.start, "an all-reduce works in place");
-                let buffer = arena.bytes_mut(cut(output, elements));
-                communicator.all_reduce(group, types, combine(*combiner), buffer)
+                device.change(cut(output, elements), |buffer| {
+                    communicator.all_reduce(group, types, combine(*combiner), buffer)
+                })
             }
             Exchange::AllGather { .. } => {
                 let blocks = blocks();
-                let ([send], receive) =
-                    arena.split([cut(input, elements)], cut(output, blocks.total()));
-                communicator.all_gather(group, dtype, blocks, send, receive)
+                let ranges = ([cut(input, elements)], cut(output, blocks.total()));
+                device.split(ranges.0, ranges.1, |[send], receive| {
+                    communicator.all_gather(group, dtype, blocks, send, receive)
+                })
             }
             Exchange::ReduceScatter { .. } => {
                 let blocks = blocks();
                 let me = group.position(self.rank).expect("a rank exchanges in its own groups");
-                let ([send], receive) =
-                    arena.split([cut(input, elements)], cut(output, blocks.piece(me)));
+                let ranges = ([cut(input, elements)], cut(output, blocks.piece(me)));
                 let sum = communicator::Combiner::Sum;
-                communicator.reduce_scatter(group, types, sum, blocks, send, receive)
+                device.split(ranges.0, ranges.1, |[send], receive| {
+                    communicator.reduce_scatter(group, types, sum, blocks, send, receive)
+                })
             }
             Exchange::AllToAll { .. } => {
-                let ([send], receive) = arena.split([cut(input, elements)], cut(output, elements));
-                communicator.all_to_all(group, dtype, send, receive)
+                let ranges = ([cut(input, elements)], cut(output, elements));
+                device.split(ranges.0, ranges.1, |[send], receive| {
+                    communicator.all_to_all(group, dtype, send, receive)
+                })
             }
             Exchange::Dispatch(routed) | Exchange::Combine(routed) => {
                 let (Some(gates), Some([own, all, of_gates])) = (gates, routed.elements()) else {
@@ -401,15 +446,17 @@ impl Runner {
                 let is_combined = matches!(exchange, Exchange::Combine(_));
                 let received = if is_combined { own } else { all };
                 let read = [cut(input, elements), cut(gates, of_gates)];
-                let ([send, gates], receive) = arena.split(read, cut(output, received));
                 let Routed { rows, width, experts, .. } = *routed;
-                let tokens = Tokens { rows, width, experts, gates };
-                match is_combined {
-                    true => communicator.combine(group, dtype, &tokens, send, receive),
-                    false => communicator.dispatch(group, dtype, &tokens, send, receive),
-                }
+                device.split(read, cut(output, received), |[send, gates], receive| {
+                    let tokens = Tokens { rows, width, experts, gates };
+                    match is_combined {
+                        true => communicator.combine(group, dtype, &tokens, send, receive),
+                        false => communicator.dispatch(group, dtype, &tokens, send, receive),
+                    }
+                })
             }
-        }
+        }??;
+        Ok(())
     }
 }
 

@@ -217,7 +217,7 @@ impl Session {
 
     /// The elements of one shard.
     pub fn read_shard(&self, shard: &Shard) -> Vec<u8> {
-        self.lend(shard.rank, |memory| memory.bytes(shard.buffer)[shard.range()].to_vec())
+        self.lend(shard.rank, |memory| memory.bytes(shard.buffer, shard.range()).into_owned())
     }
 
     fn write_shard(&mut self, shard: &Shard, bytes: &[u8]) {

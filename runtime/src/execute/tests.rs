@@ -7,6 +7,7 @@ use kernels::{Copy, CopyLoop, Offset, Product};
 
 use super::tiny::{Layout, SEQ, all_reduce, finish, mesh, options, routine, session};
 use super::*;
+use crate::local::arena::Arena;
 
 fn write(session: &mut Session, part: Part, value: impl Fn(usize) -> f32) {
     let mut values = |block: &[std::ops::Range<usize>], dtype: DType| {

@@ -1,5 +1,6 @@
 //! The state of a run: what is in its checkpoints besides the values of tensors, and those.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -224,14 +225,17 @@ pub fn save(
     for of_rank in shards.chunk_by(|a, b| a.0.rank == b.0.rank) {
         let rank = of_rank[0].0.rank;
         let entry = session.lend(rank, |memory| {
+            let bytes = |(shard, _): &(Shard, String)| memory.bytes(shard.buffer, shard.range());
+            let bytes: Vec<Cow<'_, [u8]>> = of_rank.iter().map(bytes).collect();
             let slices: Vec<Slice<'_>> = of_rank
                 .iter()
-                .map(|(shard, key)| Slice {
+                .zip(&bytes)
+                .map(|((shard, key), bytes)| Slice {
                     name: key,
                     dtype: shard.dtype,
                     dims: &shard.dims,
                     block: &shard.block,
-                    bytes: &memory.bytes(shard.buffer)[shard.range()],
+                    bytes,
                 })
                 .collect();
             draft.write(&format!("rank-{rank}"), &slices)
