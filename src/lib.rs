@@ -79,6 +79,7 @@ use ir::{DType, Diagnostic, Module, Plan, Span, Target};
 use kernels::Bytes;
 use planner::compiled::{Found, Job};
 use planner::footprint::Footprint;
+use runtime::cuda::gpus::Gpus;
 use runtime::execute::{Classes, Session};
 use runtime::trace::Tracing;
 
@@ -216,20 +217,28 @@ fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagno
 
 /// Programs to session: ranks that wait for work, as threads of this process.
 pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failure> {
-    start_predicted(classes, threads_per_rank, None, None)
+    start_predicted(classes, None, threads_per_rank, None, None)
 }
 
 /// Programs to session, where a step is predicted to take `step_s` seconds: a rank that takes much
-/// longer is taken to hang. What the plan places on a disk lies on that of a directory; the
-/// system's for temporary files, where there is none.
+/// longer is taken to hang. Ranks of a target that is a GPU run on those of this machine, others on
+/// its cores. What the plan places on a disk lies on that of a directory; the system's for
+/// temporary files, where there is none.
 pub fn start_predicted(
     classes: Classes,
+    target: Option<Target>,
     threads_per_rank: usize,
     step_s: Option<f64>,
     disk: Option<PathBuf>,
 ) -> Result<Session, Failure> {
-    check_memory(&classes, threads_per_rank)?;
     let (deadline, tracing) = (deadline(step_s), Tracing::None);
     let options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
+    if let Some(arch) = target.and_then(Target::arch) {
+        let folder = cache::folder("kernels");
+        let ranks = classes.mesh.ranks();
+        let gpus = Gpus::open(ranks, &classes.kernels, arch, folder.as_deref())?;
+        return Ok(Session::start_on_gpus(Arc::new(classes), &options, &gpus)?);
+    }
+    check_memory(&classes, threads_per_rank)?;
     Ok(Session::start(Arc::new(classes), &options)?)
 }

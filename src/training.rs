@@ -8,7 +8,7 @@ use ir::lora::{Adapter, Lora, adapt, trained_count};
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::{Diagnostic, Plan, Span};
-use planner::cluster::Kind;
+use planner::cluster::Cluster;
 use planner::footprint::Footprint;
 use runtime::execute::{Classes, Samples, Session};
 
@@ -35,12 +35,14 @@ pub struct Training {
 }
 
 /// Where a plan comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum PlanFrom {
     /// It is searched for.
     Search,
     /// From a file that the user names.
     File(PathArg),
+    /// It was searched for, and has a name.
+    Found(Box<Plan>, String),
     /// From a checkpoint: its place and the plan's text. Another is searched for where this one
     /// cannot be used any more, as on another machine.
     Checkpoint(String, String),
@@ -69,13 +71,8 @@ impl Training {
             calibration: settings.calibration.clone(),
         };
         let cluster = place.measured_cluster()?;
-        if cluster.device.kind != Kind::Cpu {
-            let headline =
-                format!("`{}` has other devices than this machine's cores", cluster.name);
-            return Err(Diagnostic::error("E5010", Span::of("--cluster"), headline)
-                .help("use `--cluster cpu-local`, or a file with `extends = \"preset:cpu-local\"`")
-                .into());
-        }
+        check_runs_on(&cluster)?;
+        crate::choose_layout(&mut model, cluster.target(), &precision);
         let question = PlanRequest {
             cluster,
             module: crate::prepare_as(&model, &precision)?,
@@ -213,11 +210,13 @@ impl Training {
         }
     }
 
-    /// Compiles, and starts the ranks. What the plan places on a disk lies on that of a directory.
+    /// Compiles, and starts the ranks: on GPUs, where the plan is for these. What the plan places
+    /// on a disk lies on that of a directory.
     pub fn start(&self, settings: &Settings, folder: &Path) -> Result<Session, Failure> {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
         let (threads, step_s) = (self.threads(settings), self.predicted_step_s());
-        crate::start_predicted(classes, threads, step_s, Some(folder.to_owned()))
+        let target = self.plan.target;
+        crate::start_predicted(classes, target, threads, step_s, Some(folder.to_owned()))
     }
 
     /// The weights that a checkpoint of the model has: all but those of adapters.
@@ -239,6 +238,20 @@ impl Training {
     }
 }
 
+/// Whether programs run on devices like those of a cluster: cores, or GPUs for which kernels are
+/// written.
+fn check_runs_on(cluster: &Cluster) -> Result<(), Diagnostic> {
+    if cluster.groups.is_empty() && cluster.target().is_some() {
+        return Ok(());
+    }
+    let headline = match cluster.groups.is_empty() {
+        true => format!("no kernels are written for the devices of `{}`", cluster.name),
+        false => format!("`{}` has devices of several kinds", cluster.name),
+    };
+    Err(Diagnostic::error("E5010", Span::of("--cluster"), headline)
+        .help("use `--cluster cpu-local`, or GPUs of one kind: a100, l4, h100, b200"))
+}
+
 /// A plan, and a few words on it.
 fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), Failure> {
     match from {
@@ -256,6 +269,11 @@ fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), 
                 output::note(&format!("warning: another plan is searched for: {headline}"));
             }
         },
+        PlanFrom::Found(plan, name) => {
+            let optimizer = question.optimizer;
+            let plan = Plan { optimizer, clip: question.clip, ..(**plan).clone() };
+            return Ok((check_plan(name, plan, question)?, name.clone()));
+        }
         PlanFrom::Search => {}
     }
     let found = crate::plan(&question.job())?;

@@ -39,8 +39,10 @@ impl From<Diagnostic> for NotYet {
 /// The decisions of a plan of training that some device may be unable to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Whether the ranks are GPUs.
-    pub on_gpus: bool,
+    /// Whether the ranks are on several machines.
+    pub on_machines: bool,
+    /// Whether the devices are some that no kernels are written for.
+    pub lacks_kernels: bool,
     /// Context-parallel ranks.
     pub cp: usize,
     /// The ranks among those of `dp` and `cp` that share experts.
@@ -56,10 +58,11 @@ pub struct Features {
 }
 
 impl Features {
-    /// The decisions of a plan for the ranks of CPUs.
+    /// The decisions of a plan for one machine.
     pub fn of(plan: &Plan) -> Features {
         Features {
-            on_gpus: false,
+            on_machines: false,
+            lacks_kernels: false,
             cp: plan.mesh.cp,
             expert_ranks: plan.experts.data_ranks(plan.mesh),
             has_whole_samples: shares_whole_samples(plan.mesh, plan.experts),
@@ -76,7 +79,8 @@ impl Features {
         let fits = |a: usize, b: usize| a.checked_rem(b) == Some(0);
         let has_whole_shards = fits(shards, self.cp) || fits(self.cp, shards);
         let table = [
-            (self.on_gpus, "devices that are GPUs"),
+            (self.on_machines, "ranks on several machines"),
+            (self.lacks_kernels, "devices that no kernels are written for"),
             (
                 self.expert_ranks > 1 && !self.has_whole_samples,
                 "an `ep` that takes a part of `cp` (it is to be a multiple of `cp`)",

@@ -18,6 +18,7 @@ use crate::argument::{Money, PathArg, duration, length, many, positive, price, s
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
+use crate::run::Settings;
 use crate::verbs::assume::Assumed;
 use crate::verbs::hardware::Change;
 
@@ -83,6 +84,41 @@ pub struct RequestFlags {
 }
 
 impl RequestFlags {
+    /// The question which plan a run is to have.
+    ///
+    /// # Errors
+    /// Roles of types, which no search on GPUs chooses.
+    pub(super) fn of_run(settings: &Settings) -> Result<RequestFlags, Diagnostic> {
+        if !settings.precision.is_empty() {
+            let headline = "plans for GPUs are searched for with the usual types of each role";
+            let help = "leave --precision out, or give a plan with --plan";
+            return Err(usage("--precision", headline).help(help));
+        }
+        let place = Where {
+            cluster: settings.cluster.clone(),
+            ranks: Some(settings.ranks),
+            nodes: None,
+            calibration: settings.calibration.clone(),
+        };
+        Ok(RequestFlags {
+            model: settings.model.clone(),
+            place,
+            limited: settings.limits.clone(),
+            seq: Some(settings.seq),
+            gbs: Some(settings.gbs),
+            dtype: Some(settings.dtype.into()),
+            precision: Vec::new(),
+            lora: settings.lora.clone(),
+            document_mask: settings.document_mask,
+            imbalance: None,
+            assumed: Assumed::default(),
+            optimizer: "adamw".to_owned(),
+            for_tool: None,
+            json: false,
+            no_cache: false,
+        })
+    }
+
     /// The same question about a plan: what no flag says is as the plan has it.
     pub fn about(&self, plan: &Plan) -> RequestFlags {
         let mut asked = self.clone();

@@ -17,7 +17,7 @@ use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use ir::plan::Prediction;
 use ir::target::Arch;
-use ir::{DType, Diagnostic, Span};
+use ir::{DType, Diagnostic, Plan, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::Configuration;
@@ -500,7 +500,10 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
 fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
     let mut answer = best_answer(subject, args)?;
     let found = finalists::settle(subject, &args.asked, args.objective, &mut answer)?;
-    let whole = || whole_plan(subject, &args.asked, &answer.best[0], &found.held);
+    let whole = || {
+        let plan = whole_plan(subject, &args.asked, &answer.best[0], &found.held)?;
+        Ok::<_, Failure>(plan.to_string())
+    };
     if let Some(path) = &args.output {
         let ends_in = |name: &str| path.path().extension().is_some_and(|own| own == name);
         match subject.target.filter(|_| !ends_in("json") && !ends_in("plan")) {
@@ -529,13 +532,25 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
     Ok((Exit::Success, text))
 }
 
-/// The text of the plan that a configuration is the name of, with what is predicted of it.
+/// The fastest plan whose program fits, with what is predicted of it, and its name.
+///
+/// # Errors
+/// Those of the question and of its search; those of a plan's text.
+pub fn fastest(asked: &RequestFlags, cluster: Cluster) -> Result<(Plan, Configuration), Failure> {
+    let subject = Subject::quiet(asked, cluster)?;
+    let mut answer = answer(&subject, asked)?;
+    let found = finalists::settle(&subject, asked, Aim::Time, &mut answer)?;
+    let best = &answer.best[0];
+    Ok((whole_plan(&subject, asked, best, &found.held)?, best.configuration.clone()))
+}
+
+/// The plan that a configuration is the name of, with what is predicted of it.
 fn whole_plan(
     subject: &Subject,
     asked: &RequestFlags,
     chosen: &Chosen,
     held: &Result<Held, NotYet>,
-) -> Result<String, Failure> {
+) -> Result<Plan, Failure> {
     if finalists::stores_in_few_bits(asked.lora.as_ref()) {
         let headline = format!("plan files do not say {} yet", finalists::FEW_BITS);
         return Err(usage("--lora", headline)
@@ -563,19 +578,23 @@ fn whole_plan(
     // A plan's text means what our own executor does of a name.
     let placement = subject.release().experts;
     let name = placement.told(profile::GANTLINE.experts, &chosen.configuration);
-    Ok(planned::plan(&name, &wanted)?.to_string())
+    planned::plan(&name, &wanted)
 }
 
-/// Decisions of a configuration that no program of this release carries out, in words.
-pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
-    features(c).lacking()
+/// What of a configuration on the subject's devices no program of this release carries out, in
+/// words.
+pub fn not_executed(subject: &Subject, c: &Configuration) -> Vec<&'static str> {
+    let cluster = &subject.cluster;
+    let lacks_kernels = cluster.target().is_none();
+    Features { on_machines: cluster.nodes > 1, lacks_kernels, ..features(c) }.lacking()
 }
 
 /// The decisions of a configuration that some device may be unable to carry out.
 fn features(c: &Configuration) -> Features {
     let (mesh, experts) = (mesh_of(c), sharing_of(c));
     Features {
-        on_gpus: true,
+        on_machines: false,
+        lacks_kernels: false,
         cp: c.cp as usize,
         expert_ranks: experts.data_ranks(mesh),
         has_whole_samples: shares_whole_samples(mesh, experts),
@@ -665,7 +684,12 @@ fn executed(subject: &Subject, plan: &Configuration) -> String {
     if let Some(target) = subject.target {
         return format!("executed by {}: `-o DIR` writes what starts it\n", target.tool().title());
     }
-    let mut text = format!("not executed by this version: {}\n", not_executed(plan).join(", "));
+    let lacking = not_executed(subject, plan);
+    let cluster = &subject.cluster.name;
+    let mut text = match lacking.is_empty() {
+        true => format!("executed where such GPUs are: `train --cluster {cluster} --plan FILE`\n"),
+        false => format!("not executed by this version: {}\n", lacking.join(", ")),
+    };
     if let Some(ir::Target::Cuda(arch @ Arch::Sm100)) = subject.cluster.target() {
         text += &format!("times are of tcgen05; kernels for {arch} still multiply by mma.sync\n");
     }
@@ -761,7 +785,10 @@ fn document(
         frontier: rows(&answer.best),
         plans: answer.others.iter().map(|chosen| json!(plan_row(subject, chosen))).collect(),
         too_large: rows(&answer.misses),
-        not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
+        not_executed: not_executed(subject, &best.configuration)
+            .into_iter()
+            .map(Into::into)
+            .collect(),
         decision_hash: None,
         executor: Some(subject.executor()),
     }

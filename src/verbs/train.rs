@@ -8,6 +8,7 @@ use ir::lora::Lora;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::{DType, Plan};
+use planner::cluster::{Cluster, Kind};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
@@ -27,6 +28,8 @@ use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
 use crate::training::{PlanFrom, Training};
 use crate::verbs::compile::read as read_plan;
+use crate::verbs::flags::RequestFlags;
+use crate::verbs::gpus;
 
 /// Headings of the help.
 const WHERE: &str = "Where it runs";
@@ -300,6 +303,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let from = match &args.plan {
                 Some(path) => PlanFrom::File(path.clone()),
                 None if settings.asks_as(&stored) => plan_of(&checkpoint)?,
+                None if gpus_of(&Some(settings.cluster.clone()))?.is_some() => {
+                    plan_for_gpus(&settings)?
+                }
                 None => PlanFrom::Search,
             };
             execute(args, &settings, &resolved, &from, Some(&run), Some(&checkpoint))
@@ -310,17 +316,41 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 let headline = "a plan is given, and what a search keeps to as well";
                 return Err(usage("--plan", headline).help("leave one of them out").into());
             }
-            let args = planned.map_or_else(|| args.clone(), |(_, plan)| args.about(&plan));
+            let mut args = planned.map_or_else(|| args.clone(), |(_, plan)| args.about(&plan));
             let model = args.model.as_ref().expect("clap: a model unless a run is resumed");
             let resolved = crate::resolve(model)?;
             let out = args.out.as_deref();
             let begun = out.map(|out| Run::begin(out, !args.dry_run)).transpose()?;
             let (run, _lock) = begun.unzip();
+            let cluster = gpus_of(&args.cluster)?;
+            args.dtype = args.dtype.or_else(|| {
+                let own = job::graph_dtype(&resolved.description);
+                own.or(cluster.as_ref().map(Cluster::usual_dtype))
+            });
             let settings = overlay(defaults(&resolved, &args)?, &args);
-            let from = args.plan.clone().map_or(PlanFrom::Search, PlanFrom::File);
+            let from = match (&args.plan, cluster) {
+                (Some(path), _) => PlanFrom::File(path.clone()),
+                (None, Some(_)) => plan_for_gpus(&settings)?,
+                (None, None) => PlanFrom::Search,
+            };
             execute(&args, &settings, &resolved, &from, run.as_ref(), None)
         }
     }
+}
+
+/// The cluster that is named, if its ranks are GPUs.
+fn gpus_of(named: &Option<PathArg>) -> Result<Option<Cluster>, Failure> {
+    let Some(name) = named else { return Ok(None) };
+    let cluster = Cluster::load(name)?;
+    Ok((cluster.device.kind == Kind::Gpu).then_some(cluster))
+}
+
+/// The plan that is searched for on GPUs.
+fn plan_for_gpus(settings: &Settings) -> Result<PlanFrom, Failure> {
+    let asked = RequestFlags::of_run(settings)?;
+    let cluster = asked.place.cluster()?;
+    let (plan, name) = gpus::fastest(&asked, cluster)?;
+    Ok(PlanFrom::Found(Box::new(plan), name.to_string()))
 }
 
 /// A run goes on with the adapters that it began with.

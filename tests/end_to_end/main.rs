@@ -43,6 +43,7 @@ mod faults;
 mod footprints;
 mod foreign;
 mod fusions;
+mod gpus;
 mod graphs;
 mod groupings;
 mod ids;

@@ -1,6 +1,5 @@
 //! The memory of answers about GPUs: that of their compiled programs, wherever there are some.
 
-use codegen::executable::Features;
 use codegen::footprint::NotYet;
 use ir::lora::Lora;
 use kernels::Bytes;
@@ -68,7 +67,7 @@ impl<'a> Programs<'a> {
 
     /// What is in the way of a plan, as far as its name says.
     fn obstacle(&self, c: &Configuration) -> Option<NotYet> {
-        let lacking = Features { on_gpus: false, ..features(c) }.lacking();
+        let lacking = features(c).lacking();
         let lacking = (!lacking.is_empty()).then(|| not_yet(lacking.join(", ")));
         self.none.clone().or(lacking)
     }

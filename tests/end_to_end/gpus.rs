@@ -1,0 +1,176 @@
+//! Plans for GPUs, trained on them: on a driver that executes the text of kernels on the CPU,
+//! behind the functions of CUDA and of NVRTC that the program opens at run time.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use kernels::cuda::{device_prelude, host_prelude};
+use serde_json::Value;
+
+use crate::scratch::{Scratch, text};
+use crate::shim::compiler;
+
+/// The driver's source.
+const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/end_to_end/gpus/driver.cpp");
+/// The names that its libraries are opened by.
+const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvrtc.so"];
+
+/// A tiny Llama with grouped queries.
+const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 256, "max_position_embeddings": 64,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2}"#;
+
+/// The folder with the driver's libraries, and one for machine code that tests share; none where
+/// this machine has no compiler.
+fn driver() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let compiler = compiler()?;
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
+        // What was compiled behind another prelude is not used again.
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
+        let mut command = Command::new(&compiler);
+        command.args(["-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", DRIVER, "-o"]);
+        command.arg(folder.join(LIBRARIES[0])).arg("-ldl");
+        command.arg(format!("-DCOMPILER=\"{}\"", compiler.display()));
+        for (name, prelude) in [("DEVICE", device_prelude()), ("HOST", host_prelude())] {
+            let path = folder.join(format!("{name}.h"));
+            command.arg(format!("-D{name}_PRELUDE=\"{}\"", path.display()));
+            std::fs::write(path, prelude).expect("the folder for tests can be written");
+        }
+        let output = command.output().expect("the compiler starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for name in &LIBRARIES[1..] {
+            let copied = std::fs::copy(folder.join(LIBRARIES[0]), folder.join(name));
+            copied.expect("libraries are copied");
+        }
+        Some(folder)
+    };
+    let built = BUILT.get_or_init(build).as_deref();
+    if built.is_none() {
+        println!("skipped: no C++ compiler");
+    }
+    built
+}
+
+/// A directory from which commands see GPUs.
+struct Machine {
+    scratch: Scratch,
+    driver: &'static Path,
+}
+
+impl Machine {
+    fn new(name: &str) -> Option<Machine> {
+        let driver = driver()?;
+        let scratch = Scratch::new(name);
+        scratch.write("tiny/config.json", CONFIG);
+        scratch.write("text.txt", &text());
+        Some(Machine { scratch, driver })
+    }
+
+    /// What a command does where the environment says more.
+    fn run_with(&self, line: &str, environment: &[(&str, &str)]) -> Output {
+        let mut command = self.scratch.command(&[], line);
+        command.env("LD_LIBRARY_PATH", self.driver).env("GANTLINE_NVRTC", self.driver);
+        command.env("XDG_CACHE_HOME", self.driver.join("cache")).env("FAKE_GPUS", "4");
+        command.envs(environment.iter().copied()).output().expect("the program starts")
+    }
+
+    /// What each step of a training reports that must succeed.
+    fn train(&self, line: &str, out: &str, capability: &str) -> Vec<Value> {
+        let line = format!("train {line}");
+        let output = self.run_with(&line, &[("FAKE_CAPABILITY", capability)]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "gantline {line}\n{errors}");
+        let steps = std::fs::read_to_string(self.scratch.0.join(out).join("metrics.jsonl"));
+        let steps = steps.expect("a run has metrics");
+        let read = |line: &str| serde_json::from_str(line).expect("a line is a document");
+        steps.lines().map(read).collect()
+    }
+}
+
+/// The largest relative difference of what steps report, which are as many.
+fn difference(ours: &[Value], theirs: &[Value]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let of = |(ours, theirs): (&Value, &Value)| {
+        ["loss", "grad_norm", "validation_loss"].map(|key| {
+            let [ours, theirs] = [ours, theirs].map(|step| step[key].as_f64().unwrap_or(0.0));
+            (ours - theirs).abs() / theirs.abs().max(1e-9)
+        })
+    };
+    ours.iter().zip(theirs).flat_map(of).fold(0.0, f64::max)
+}
+
+/// A plan for GPUs is carried out by them, whatever it decides, and trains as on CPU ranks.
+#[test]
+fn plans_for_gpus_train_as_on_cpus() {
+    let Some(machine) = Machine::new("gpus-train") else { return };
+    let offloaded = "--fix offload-optimizer=host --fix offload-activations=host";
+    let cases = [
+        ("a100", "8.0", 1, "--dtype f32".to_owned(), 2e-5),
+        ("h100", "9.0", 4, "--fix tp=2 --fix dp=2 --fix sp=1".to_owned(), 2e-3),
+        ("h100", "9.0", 4, "--fix pp=2 --fix dp=2 --fix zero=1 --fix mbs=1".to_owned(), 2e-3),
+        ("h100", "9.0", 2, format!("--fix dp=2 --fix zero=3 {offloaded}"), 2e-3),
+    ];
+    let common = "--gbs 8 --seq 32";
+    for (at, (cluster, capability, ranks, decisions, tolerance)) in cases.into_iter().enumerate() {
+        let asked = format!("plan tiny --cluster {cluster} --devices {ranks} {common} {decisions}");
+        machine.scratch.answer(&format!("{asked} -o {at}.plan"));
+        let run = |cluster: &str, out: &str| {
+            let steps = "--from-scratch --data text.txt --steps 3 --val-every 2 --val-batches 1";
+            let line = format!("tiny --cluster {cluster} --plan {at}.plan {steps} --out {out}");
+            machine.train(&line, out, capability)
+        };
+        let on_gpus = run(cluster, &format!("gpus-{at}"));
+        let on_cpus = run("cpu-local", &format!("cpus-{at}"));
+        let found = difference(&on_gpus, &on_cpus);
+        assert!(found <= tolerance, "{asked}: {found:e}\n{on_gpus:#?}\n{on_cpus:#?}");
+        assert!(on_gpus.iter().any(|step| step["validation_loss"].is_number()), "{on_gpus:#?}");
+    }
+}
+
+/// A run for GPUs searches for its plan there, and goes on bit for bit.
+#[test]
+fn runs_on_gpus_go_on_bit_for_bit() {
+    let Some(machine) = Machine::new("gpus-resume") else { return };
+    let common = "tiny --from-scratch --cluster h100 --ranks 2 --gbs 4 --seq 32 --data text.txt \
+                  --val-every 0 --fix tp=2";
+    let whole = machine.train(&format!("{common} --steps 4 --out whole"), "whole", "9.0");
+    machine.train(&format!("{common} --steps 2 --out parts"), "parts", "9.0");
+    let parts = machine.train("--resume parts --steps 4", "parts", "9.0");
+    assert_eq!(difference(&whole, &parts), 0.0, "{whole:#?}\n{parts:#?}");
+    let plan = std::fs::read_to_string(machine.scratch.0.join("whole/run.plan"));
+    let plan = plan.expect("a run has a plan");
+    assert!(plan.contains("of h100\n") && plan.contains("target sm_90a"), "{plan}");
+}
+
+/// What is lacking is told, with what there is.
+#[test]
+fn what_gpus_lack_is_told() {
+    let Some(machine) = Machine::new("gpus-lacking") else { return };
+    let asked = "train tiny --from-scratch --cluster h100 --ranks 2 --gbs 4 --seq 32 --steps 1 \
+                 --data text.txt --fix tp=2 --out run";
+    for (variable, value, says) in [
+        ("FAKE_GPUS", "1", "the plan is for 2 GPUs, and this machine has 1 GPU"),
+        ("FAKE_GPUS", "0", "the driver sees no GPU"),
+        ("FAKE_CAPABILITY", "8.0", "the plan is for sm_90a, and GPU 0 (a fake GPU) is sm_80"),
+        ("FAKE_CAPABILITY", "7.0", "an architecture for which no kernels are written"),
+        ("FAKE_BYTES", "300000", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("GANTLINE_NVRTC", "nowhere", "no compiler of CUDA C++"),
+        ("LD_LIBRARY_PATH", "nowhere", "there is no `libcuda.so`"),
+    ] {
+        let output = machine.run_with(asked, &[(variable, value)]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(7), "{variable}={value}: {errors}");
+        assert!(errors.contains(says), "{variable}={value}: {errors}");
+        let _ = std::fs::remove_dir_all(machine.scratch.0.join("run"));
+    }
+    // Weights that are not finite any more are looked for in the memory of GPUs.
+    let line = asked.replace("--steps 1", "--steps 3") + " --lr 1e30 --warmup 0";
+    let output = machine.run_with(&line, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("not finite"), "{errors}");
+    assert!(errors.contains("on rank ") && errors.contains("(launch "), "{errors}");
+}
