@@ -237,6 +237,10 @@ pub fn start_predicted(
         let folder = cache::folder("kernels");
         let ranks = classes.mesh.ranks();
         let gpus = Gpus::open(ranks, &classes.kernels, arch, folder.as_deref())?;
+        if gpus.lack_nccl() {
+            let slow = "GPUs exchange through the host's memory";
+            output::note(&format!("warning: {slow}: the loader finds no `libnccl.so`"));
+        }
         return Ok(Session::start_on_gpus(Arc::new(classes), &options, &gpus)?);
     }
     check_memory(&classes, threads_per_rank)?;

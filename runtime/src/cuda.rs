@@ -5,6 +5,7 @@ pub mod context;
 pub mod gpus;
 pub mod launch;
 pub mod memory;
+pub(crate) mod nccl;
 pub mod nvrtc;
 pub(crate) mod space;
 

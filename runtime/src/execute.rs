@@ -44,6 +44,7 @@ use kernels::cpu::Cpu;
 
 use crate::communicator::{CommError, Communicator};
 use crate::cuda::gpus::Gpus;
+use crate::cuda::space::Connection;
 use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::local::Local;
@@ -400,7 +401,9 @@ impl Session {
             session.seats.push(Arc::new(Mutex::new(seat)));
         }
         let epoch = Instant::now();
-        for (rank, local) in Local::world(size, options.deadline).into_iter().enumerate() {
+        let locals = Local::world(size, options.deadline);
+        session.connect(devices, &locals, options.deadline)?;
+        for (rank, local) in locals.into_iter().enumerate() {
             let classes = Arc::clone(&session.classes);
             let control = Arc::clone(&session.control);
             let seat = Arc::clone(&session.seats[rank]);
@@ -430,6 +433,23 @@ impl Session {
             session.threads.push(thread);
         }
         Ok(session)
+    }
+
+    /// Connects the GPUs of ranks, where these exchange anything.
+    fn connect(
+        &self,
+        devices: Devices<'_>,
+        locals: &[Local],
+        deadline: Duration,
+    ) -> Result<(), Error> {
+        let Devices::Gpus(gpus) = devices else { return Ok(()) };
+        let (groups, scratch) = rank::connections(&self.classes);
+        let Some(ends) = gpus.connect(&groups, &scratch)? else { return Ok(()) };
+        for ((seat, nccl), local) in self.seats.iter().zip(ends).zip(locals) {
+            let watch = Box::new(local.watch());
+            lock(seat).memory.connect(Connection { nccl, watch, deadline });
+        }
+        Ok(())
     }
 
     fn make_seat(

@@ -47,6 +47,12 @@ pub struct Local {
 }
 
 impl Local {
+    /// What tells whether a rank has failed.
+    pub(crate) fn watch(&self) -> impl Fn() -> Result<(), CommError> + Send + 'static {
+        let world = Arc::clone(&self.world);
+        move || world.check()
+    }
+
     /// Makes a world: one end for each of `size` ranks, in rank order, to be moved to its thread.
     pub fn world(size: usize, deadline: Duration) -> Vec<Local> {
         let world = Arc::new(World::new(size));

@@ -11,18 +11,27 @@ use serde_json::Value;
 use crate::scratch::{Scratch, text};
 use crate::shim::compiler;
 
-/// The driver's source.
-const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/end_to_end/gpus/driver.cpp");
-/// The names that its libraries are opened by.
-const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvrtc.so"];
+/// The driver's sources.
+const SOURCES: [&str; 2] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/end_to_end/gpus/driver.cpp"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/end_to_end/gpus/nccl.cpp"),
+];
+/// The names that its library is opened by.
+const LIBRARIES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libnccl.so"];
 
 /// A tiny Llama with grouped queries.
-const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 256, "max_position_embeddings": 64,
+const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 257, "max_position_embeddings": 128,
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2}"#;
 
+/// Decisions that tests share, so that their kernels are compiled once.
+const TENSOR: &str = "--gbs 8 --fix tp=2 --fix dp=2 --fix sp=1 --fix zero=1 --fix mbs=4";
+/// The same, of what ranks hold shards of.
+const SHARDED: &str = "--gbs 4 --fix dp=2 --fix zero=3 --fix mbs=2";
+
 /// The folder with the driver's libraries, and one for machine code that tests share; none where
 /// this machine has no compiler.
+#[allow(clippy::print_stdout)]
 fn driver() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
@@ -31,20 +40,34 @@ fn driver() -> Option<&'static Path> {
         // What was compiled behind another prelude is not used again.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
+        let mut options = String::from("-std=c++17 -O1 -w -fPIC -ffp-contract=off -fno-gnu-unique");
+        if cfg!(target_arch = "x86_64") {
+            options += " -mfma";
+        }
+        let run = |command: &mut Command| {
+            let output = command.output().expect("the compiler starts");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
         let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", DRIVER, "-o"]);
-        command.arg(folder.join(LIBRARIES[0])).arg("-ldl");
+        command.arg(format!("-DOPTIONS=\"{options}\""));
+        command.args(["-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", "-o"]);
+        command.arg(folder.join(LIBRARIES[0])).args(SOURCES).arg("-ldl");
         command.arg(format!("-DCOMPILER=\"{}\"", compiler.display()));
         for (name, prelude) in [("DEVICE", device_prelude()), ("HOST", host_prelude())] {
             let path = folder.join(format!("{name}.h"));
             command.arg(format!("-D{name}_PRELUDE=\"{}\"", path.display()));
             std::fs::write(path, prelude).expect("the folder for tests can be written");
         }
-        let output = command.output().expect("the compiler starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        run(&mut command);
+        // What all texts include is read once.
+        let (header, read) = (folder.join("HOST.h"), folder.join("HOST.h.gch"));
+        let mut command = Command::new(&compiler);
+        command.args(options.split(' ')).args(["-x", "c++-header"]).arg(header);
+        run(command.arg("-o").arg(read));
         for name in &LIBRARIES[1..] {
-            let copied = std::fs::copy(folder.join(LIBRARIES[0]), folder.join(name));
-            copied.expect("libraries are copied");
+            // Links to one file are one library when they are opened.
+            let linked = std::os::unix::fs::symlink(LIBRARIES[0], folder.join(name));
+            linked.expect("links are made");
         }
         Some(folder)
     };
@@ -84,6 +107,11 @@ impl Machine {
         let output = self.run_with(&line, &[("FAKE_CAPABILITY", capability)]);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "gantline {line}\n{errors}");
+        self.steps(out)
+    }
+
+    /// What each step of a run reports.
+    fn steps(&self, out: &str) -> Vec<Value> {
         let steps = std::fs::read_to_string(self.scratch.0.join(out).join("metrics.jsonl"));
         let steps = steps.expect("a run has metrics");
         let read = |line: &str| serde_json::from_str(line).expect("a line is a document");
@@ -109,14 +137,13 @@ fn plans_for_gpus_train_as_on_cpus() {
     let Some(machine) = Machine::new("gpus-train") else { return };
     let offloaded = "--fix offload-optimizer=host --fix offload-activations=host";
     let cases = [
-        ("a100", "8.0", 1, "--dtype f32".to_owned(), 2e-5),
-        ("h100", "9.0", 4, "--fix tp=2 --fix dp=2 --fix sp=1".to_owned(), 2e-3),
-        ("h100", "9.0", 4, "--fix pp=2 --fix dp=2 --fix zero=1 --fix mbs=1".to_owned(), 2e-3),
-        ("h100", "9.0", 2, format!("--fix dp=2 --fix zero=3 {offloaded}"), 2e-3),
+        ("a100", "8.0", 1, "--gbs 4 --dtype f32".to_owned(), 2e-5),
+        ("h100", "9.0", 4, TENSOR.to_owned(), 2e-3),
+        ("h100", "9.0", 4, "--gbs 4 --fix pp=2 --fix dp=2 --fix zero=1 --fix mbs=1".into(), 2e-3),
+        ("h100", "9.0", 2, format!("{SHARDED} {offloaded}"), 2e-3),
     ];
-    let common = "--gbs 8 --seq 32";
     for (at, (cluster, capability, ranks, decisions, tolerance)) in cases.into_iter().enumerate() {
-        let asked = format!("plan tiny --cluster {cluster} --devices {ranks} {common} {decisions}");
+        let asked = format!("plan tiny --cluster {cluster} --devices {ranks} --seq 32 {decisions}");
         machine.scratch.answer(&format!("{asked} -o {at}.plan"));
         let run = |cluster: &str, out: &str| {
             let steps = "--from-scratch --data text.txt --steps 3 --val-every 2 --val-batches 1";
@@ -135,8 +162,10 @@ fn plans_for_gpus_train_as_on_cpus() {
 #[test]
 fn runs_on_gpus_go_on_bit_for_bit() {
     let Some(machine) = Machine::new("gpus-resume") else { return };
-    let common = "tiny --from-scratch --cluster h100 --ranks 2 --gbs 4 --seq 32 --data text.txt \
-                  --val-every 0 --fix tp=2";
+    let common = format!(
+        "tiny --from-scratch --cluster h100 --ranks 2 --seq 32 --data text.txt --val-every 0 \
+         {SHARDED}"
+    );
     let whole = machine.train(&format!("{common} --steps 4 --out whole"), "whole", "9.0");
     machine.train(&format!("{common} --steps 2 --out parts"), "parts", "9.0");
     let parts = machine.train("--resume parts --steps 4", "parts", "9.0");
@@ -146,12 +175,55 @@ fn runs_on_gpus_go_on_bit_for_bit() {
     assert!(plan.contains("of h100\n") && plan.contains("target sm_90a"), "{plan}");
 }
 
+/// GPUs exchange by NCCL what they would else exchange through the host's memory, to the same bits
+/// where NCCL adds in the order of ranks: also pieces that are not alike, and such as are strided.
+#[test]
+fn gpus_exchange_by_nccl() {
+    let Some(machine) = Machine::new("gpus-nccl") else { return };
+    let alone = machine.scratch.0.join("alone");
+    std::fs::create_dir_all(&alone).expect("the folder is made");
+    for name in &LIBRARIES[..2] {
+        let linked = std::os::unix::fs::symlink(machine.driver.join(name), alone.join(name));
+        linked.expect("links are made");
+    }
+    let alone = alone.display().to_string();
+    for (at, (ranks, decisions, calls)) in [
+        (4, format!("--seq 32 {TENSOR}"), 4),
+        (2, "--gbs 2 --seq 128 --fix cp=2 --fix mbs=2".to_owned(), 2),
+        (2, format!("--seq 32 {SHARDED}"), 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let steps = |out: &str, environment: &[(&str, &str)]| {
+            let asked = format!(
+                "train tiny --from-scratch --cluster h100 --ranks {ranks} \
+                 --data text.txt --steps 2 --val-every 0 {decisions} --out {out}"
+            );
+            let output = machine.run_with(&asked, environment);
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "gantline {asked}\n{errors}");
+            (machine.steps(out), errors)
+        };
+        let (connected, told) = steps(&format!("nccl-{at}"), &[("FAKE_TELLS", "1")]);
+        let ends =
+            told.lines().filter(|line| line.starts_with("nccl: ") && *line != "nccl: 0 calls");
+        assert!(ends.count() >= calls, "{decisions}: {told}");
+        assert!(!told.contains("through the host's memory"), "{told}");
+        let (staged, told) = steps(&format!("host-{at}"), &[("LD_LIBRARY_PATH", &alone)]);
+        assert!(told.contains("through the host's memory"), "{told}");
+        assert_eq!(difference(&connected, &staged), 0.0, "{decisions}");
+    }
+}
+
 /// What is lacking is told, with what there is.
 #[test]
 fn what_gpus_lack_is_told() {
     let Some(machine) = Machine::new("gpus-lacking") else { return };
-    let asked = "train tiny --from-scratch --cluster h100 --ranks 2 --gbs 4 --seq 32 --steps 1 \
-                 --data text.txt --fix tp=2 --out run";
+    let asked = format!(
+        "train tiny --from-scratch --cluster h100 --ranks 2 --seq 32 --steps 1 --data text.txt \
+         --out run {SHARDED}"
+    );
     for (variable, value, says) in [
         ("FAKE_GPUS", "1", "the plan is for 2 GPUs, and this machine has 1 GPU"),
         ("FAKE_GPUS", "0", "the driver sees no GPU"),
@@ -161,7 +233,7 @@ fn what_gpus_lack_is_told() {
         ("GANTLINE_NVRTC", "nowhere", "no compiler of CUDA C++"),
         ("LD_LIBRARY_PATH", "nowhere", "there is no `libcuda.so`"),
     ] {
-        let output = machine.run_with(asked, &[(variable, value)]);
+        let output = machine.run_with(&asked, &[(variable, value)]);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(7), "{variable}={value}: {errors}");
         assert!(errors.contains(says), "{variable}={value}: {errors}");

@@ -34,6 +34,12 @@ pub struct Failure {
     name: String,
 }
 
+impl Failure {
+    pub(super) fn new(call: &'static str, name: String) -> Failure {
+        Failure { call, name }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} fails on the GPU: {}", self.call, self.name)
@@ -99,6 +105,20 @@ impl Context {
     pub fn synchronize(&self) -> Result<(), Failure> {
         self.bind()?;
         ctx::synchronize().map_err(failure("cuCtxSynchronize"))
+    }
+
+    /// Whether all launches have ended.
+    ///
+    /// # Errors
+    /// As [`Context::synchronize`].
+    pub(super) fn is_idle(&self) -> Result<bool, Failure> {
+        self.bind()?;
+        // SAFETY: the null stream always exists.
+        let status = unsafe { sys::cuStreamQuery(std::ptr::null_mut()) };
+        if status == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        status.result().map(|()| true).map_err(failure("cuStreamQuery"))
     }
 
     /// A moment between launches.

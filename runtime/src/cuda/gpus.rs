@@ -8,6 +8,7 @@ use kernels::cuda::Arch;
 
 use super::compiled::Compiled;
 use super::context::Context;
+use super::nccl::{self, Nccl};
 use super::nvrtc::Nvrtc;
 use crate::error::Error;
 
@@ -19,6 +20,28 @@ pub struct Gpus {
 }
 
 impl Gpus {
+    /// Whether ranks exchange through the host's memory what GPUs could exchange themselves: NCCL
+    /// is not there.
+    pub fn lack_nccl(&self) -> bool {
+        self.contexts.len() > 1 && !nccl::is_present()
+    }
+
+    /// The ends of groups of ranks, for each rank; none where there is no NCCL.
+    ///
+    /// # Errors
+    /// The GPUs cannot be connected.
+    pub(crate) fn connect(
+        &self,
+        groups: &[Vec<usize>],
+        scratch: &[usize],
+    ) -> Result<Option<Vec<Nccl>>, Error> {
+        if groups.is_empty() || !nccl::is_present() {
+            return Ok(None);
+        }
+        let world = Nccl::world(&self.contexts, groups, scratch);
+        world.map(Some).map_err(|why| Error::Gpu(format!("GPUs are not connected: {why}")))
+    }
+
     /// Opens as many GPUs as there are ranks, in the driver's order, and compiles the kernels for
     /// their architecture. Machine code is kept in a folder, where there is one.
     ///

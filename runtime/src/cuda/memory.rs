@@ -78,6 +78,14 @@ impl Memory {
         self.context.synchronize()
     }
 
+    /// Whether all launches on its GPU have ended.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub(super) fn is_idle(&self) -> Result<bool, Failure> {
+        self.context.is_idle()
+    }
+
     /// How many bytes there are.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -1,14 +1,24 @@
 //! What a rank has of its GPU: the memory in which a program gives every buffer its place, and the
 //! kernels that it launches there.
 
+use std::fmt;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
+use ir::DType;
 use kernels::Kernel;
 
 use super::context::Failure;
 use super::gpus::Gpus;
 use super::launch::Launch;
 use super::memory::Memory;
+use super::nccl::{Collective, Nccl};
+use crate::communicator::{CommError, Group};
+
+/// How often it is asked at once whether a GPU is idle, before the thread sleeps in between.
+const SPINS: usize = 1000;
+/// How long it sleeps.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// The memory of a rank on its GPU, with its launches.
 #[derive(Debug)]
@@ -18,6 +28,23 @@ pub(crate) struct Space {
     /// The workspace of launches whose program has none that is large enough: one that was compiled
     /// for another architecture.
     beside: Memory,
+    /// What connects it with the GPUs of other ranks.
+    connection: Option<Connection>,
+}
+
+/// Collectives with the GPUs of other ranks.
+pub(crate) struct Connection {
+    pub(crate) nccl: Nccl,
+    /// Whether another rank has failed, which would be waited for in vain.
+    pub(crate) watch: Box<dyn Fn() -> Result<(), CommError> + Send>,
+    /// How long the GPU may be waited for.
+    pub(crate) deadline: Duration,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("nccl", &self.nccl).finish_non_exhaustive()
+    }
 }
 
 impl Space {
@@ -35,7 +62,36 @@ impl Space {
         let launches = gpus.compiled.load(context, kernels)?;
         let mut memory = Memory::new(context, bytes)?;
         memory.fill(0)?;
-        Ok(Space { memory, launches, beside: Memory::new(context, 0)? })
+        Ok(Space { memory, launches, beside: Memory::new(context, 0)?, connection: None })
+    }
+
+    /// Connects it with the GPUs of other ranks.
+    pub(crate) fn connect(&mut self, connection: Connection) {
+        self.connection = Some(connection);
+    }
+
+    /// Whether it is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Queues a collective of ranges.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    ///
+    /// # Panics
+    /// The space is not connected, the rank not in the group, or a range is too short.
+    pub(crate) fn exchange(
+        &mut self,
+        group: &Group,
+        collective: &Collective<'_>,
+        dtype: DType,
+        ranges: [Range<usize>; 2],
+    ) -> Result<(), Failure> {
+        let connection = self.connection.as_mut().expect("asked before: it is connected");
+        let pieces = ranges.map(|range| self.memory.piece(range));
+        connection.nccl.start(group, collective, dtype, pieces)
     }
 
     /// The number of bytes.
@@ -92,11 +148,39 @@ impl Space {
         launch.start(scalars, &pieces(inputs), &pieces(outputs), &own)
     }
 
-    /// Waits for all launches.
+    /// Waits for all launches and collectives.
     ///
     /// # Errors
-    /// One of them has failed.
-    pub(crate) fn synchronize(&self) -> Result<(), Failure> {
-        self.memory.synchronize()
+    /// One of them has failed, or a rank that takes part in one.
+    pub(crate) fn synchronize(&mut self) -> Result<(), Failure> {
+        let waited = match &self.connection {
+            Some(connection) => wait(&self.memory, connection),
+            None => self.memory.synchronize(),
+        };
+        if waited.is_err()
+            && let Some(connection) = &mut self.connection
+        {
+            connection.nccl.abort();
+        }
+        waited
     }
+}
+
+/// Waits until a GPU is idle, or a rank has failed that it waits for.
+fn wait(memory: &Memory, Connection { watch, deadline, .. }: &Connection) -> Result<(), Failure> {
+    let (start, mut spins) = (Instant::now(), 0);
+    while !memory.is_idle()? {
+        spins += 1;
+        if spins < SPINS {
+            std::thread::yield_now();
+            continue;
+        }
+        watch().map_err(|error| Failure::new("a collective", error.to_string()))?;
+        if start.elapsed() > *deadline {
+            let told = format!("it has not ended after {} s", deadline.as_secs_f64());
+            return Err(Failure::new("a launch or a collective", told));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
 }

@@ -104,13 +104,14 @@ pub(super) fn stats(dtype: DType, bytes: &[u8]) -> [f64; 3] {
 /// The GPU on which they are has failed.
 pub(super) fn allows_update(
     program: &Program,
-    memory: &Memory,
+    memory: &mut Memory,
     scalars: &Scalars,
 ) -> Result<bool, cuda::context::Failure> {
     let buffer = program.buffers.iter().find(|buffer| buffer.contents == Contents::Stats);
     let Some(buffer) = buffer else { return Ok(true) };
     let len = buffer.sizes.iter().product::<usize>() * buffer.dtype.size() as usize;
     let start = range(buffer).start;
+    memory.synchronize()?;
     let bytes = memory.read(Extent { arena: DEVICE, range: start..start + len })?;
     Ok(scalars.allow_update(stats(buffer.dtype, &bytes)))
 }

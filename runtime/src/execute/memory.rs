@@ -11,7 +11,7 @@ use kernels::Kernel;
 
 use crate::cuda::context::Failure;
 use crate::cuda::gpus::Gpus;
-use crate::cuda::space::Space;
+use crate::cuda::space::{Connection, Space};
 use crate::error::Error;
 use crate::local::arena::Arena;
 use crate::local::mover::{Extent, Mover};
@@ -114,6 +114,7 @@ impl Memory {
         };
         let there = if from.arena == DEVICE { &to } else { &from };
         mover.wait(&mut self.arenas, there);
+        gpu.synchronize()?;
         let arena = &mut self.arenas[there.arena];
         let bytes = arena.bytes_mut(there.range.clone());
         let done = match from.arena == DEVICE {
@@ -137,9 +138,16 @@ impl Memory {
         self.synchronize()
     }
 
-    /// Waits for all launches.
-    pub(super) fn synchronize(&self) -> Result<(), Failure> {
-        self.gpu.as_ref().map_or(Ok(()), Space::synchronize)
+    /// Waits for all launches and collectives.
+    pub(super) fn synchronize(&mut self) -> Result<(), Failure> {
+        self.gpu.as_mut().map_or(Ok(()), Space::synchronize)
+    }
+
+    /// Connects the GPU with those of other ranks.
+    pub(super) fn connect(&mut self, connection: Connection) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.connect(connection);
+        }
     }
 
     /// Lets the system have the memory of what lies on a disk.
@@ -158,10 +166,13 @@ pub(super) enum Device<'a> {
 
 impl Device<'_> {
     /// Reads a range.
-    pub(super) fn read(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>, Failure> {
+    pub(super) fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [u8]>, Failure> {
         match self {
             Device::Host(arena) => Ok(Cow::Borrowed(arena.bytes(range))),
-            Device::Gpu(gpu) => gpu.read(range).map(Cow::Owned),
+            Device::Gpu(gpu) => {
+                gpu.synchronize()?;
+                gpu.read(range).map(Cow::Owned)
+            }
         }
     }
 
@@ -176,6 +187,7 @@ impl Device<'_> {
             Device::Gpu(gpu) => {
                 let mut bytes = vec![0; range.len()];
                 let done = fill(&mut bytes);
+                gpu.synchronize()?;
                 gpu.write(range.start, &bytes)?;
                 Ok(done)
             }
@@ -191,6 +203,7 @@ impl Device<'_> {
         match self {
             Device::Host(arena) => Ok(change(arena.bytes_mut(range))),
             Device::Gpu(gpu) => {
+                gpu.synchronize()?;
                 let mut bytes = gpu.read(range.clone())?;
                 let done = change(&mut bytes);
                 gpu.write(range.start, &bytes)?;
@@ -212,6 +225,7 @@ impl Device<'_> {
                 Ok(work(sources, target))
             }
             Device::Gpu(gpu) => {
+                gpu.synchronize()?;
                 let mut read = [const { Vec::new() }; N];
                 for (bytes, range) in read.iter_mut().zip(sources) {
                     *bytes = gpu.read(range)?;

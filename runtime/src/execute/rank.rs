@@ -1,6 +1,7 @@
 //! One rank: runs the steps of its program, one instruction after the other.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use ir::sharding::Axis;
 
 use crate::communicator::{self, Blocks, CommError, Communicator, Tokens, Types};
 use crate::cuda;
+use crate::cuda::nccl::{Collective, Nccl};
 use crate::device::Launches;
 use crate::local::mover::{Extent, Mover};
 use crate::trace::{Span, Tracing};
@@ -54,6 +56,47 @@ struct Wire {
     group: communicator::Group,
     /// None for an all-reduce.
     blocks: Option<Blocks>,
+}
+
+impl Wire {
+    /// The collective as NCCL may have it; none where it routes tokens, or nobody else takes part.
+    fn collective(&self, exchange: &Exchange) -> Option<Collective<'_>> {
+        if self.group.size() == 1 {
+            return None;
+        }
+        match exchange {
+            Exchange::AllReduce(combiner) => Some(Collective::AllReduce(combine(*combiner))),
+            Exchange::AllGather { .. } => self.blocks.as_ref().map(Collective::AllGather),
+            Exchange::ReduceScatter { .. } => self.blocks.as_ref().map(Collective::ReduceScatter),
+            Exchange::AllToAll { .. } => Some(Collective::AllToAll),
+            Exchange::Dispatch(_) | Exchange::Combine(_) => None,
+        }
+    }
+}
+
+/// The groups in which ranks exchange what NCCL can, and for each rank the bytes of scratch that it
+/// takes.
+pub(super) fn connections(classes: &Classes) -> (Vec<Vec<usize>>, Vec<usize>) {
+    let (mut groups, mut scratch) = (BTreeSet::new(), Vec::new());
+    for rank in 0..classes.mesh.ranks() {
+        let mut most = 0;
+        let routines = classes.program_of(rank).routines.iter();
+        for instruction in routines.flat_map(|routine| &routine.instructions) {
+            let Instruction::Collective { exchange, dtype, exchanged, .. } = instruction else {
+                continue;
+            };
+            let wire = wire(classes.mesh, rank, instruction);
+            let Some(wire) = wire else { continue };
+            let types = Types { dtype: *dtype, exchanged: *exchanged };
+            let collective = wire.collective(exchange);
+            if let Some(collective) = collective.filter(|it| Nccl::has(it, types)) {
+                most = most.max(Nccl::scratch_bytes(&collective, *dtype));
+                groups.insert(wire.group.members().to_vec());
+            }
+        }
+        scratch.push(most);
+    }
+    (groups.into_iter().collect(), scratch)
 }
 
 /// What a rank needs to run its program.
@@ -188,7 +231,7 @@ impl Runner {
         for (index, step) in steps(program, phase).iter().enumerate() {
             self.at = (index, None);
             if self.updates[phase.index()] == Some(index) {
-                if !finite::allows_update(program, &seat.memory, &inputs.scalars)? {
+                if !finite::allows_update(program, &mut seat.memory, &inputs.scalars)? {
                     // All ranks see the same statistics, and stop here.
                     return Ok(());
                 }
@@ -214,7 +257,7 @@ impl Runner {
                     self.call(*routine, call, inputs.examines, seat)?;
                 }
                 Step::Send { to, buffer } => {
-                    let device = seat.memory.device();
+                    let mut device = seat.memory.device();
                     let bytes = device.read(range(buffer_of(program, *buffer)))?;
                     self.communicator.send(self.peer(*to), &bytes)?;
                     self.waited += start.elapsed();
@@ -341,6 +384,7 @@ impl Runner {
                         (Device::Host(_), None) => unreachable!("a rank has a device"),
                     }
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
+                        seat.memory.synchronize()?;
                         self.examine(*kernel, (step, position), &seat.memory)?;
                     }
                 }
@@ -395,6 +439,11 @@ impl Runner {
         Ok(())
     }
 
+    /// The place of this rank among the members of a group.
+    fn place_in(&self, group: &communicator::Group) -> usize {
+        group.position(self.rank).expect("a rank exchanges in its own groups")
+    }
+
     fn exchange(
         &self,
         wire: &Wire,
@@ -403,12 +452,17 @@ impl Runner {
         mut device: Device<'_>,
     ) -> Result<(), Stop> {
         let dtype = types.dtype;
-        let cut = |range: Range<usize>, elements: usize| {
-            let end = range.start + elements * dtype.size() as usize;
-            assert!(end <= range.end, "a collective's buffers hold its elements");
-            range.start..end
-        };
+        let cut = |range, elements| cut(range, elements * dtype.size() as usize);
         let (group, communicator) = (&wire.group, &*self.communicator);
+        if let Device::Gpu(gpu) = &mut device
+            && let Some(collective) = wire.collective(exchange)
+            && gpu.is_connected()
+            && Nccl::has(&collective, types)
+        {
+            let received = collective.received(elements, self.place_in(group));
+            let ranges = [cut(input, elements), cut(output, received)];
+            return Ok(gpu.exchange(group, &collective, dtype, ranges)?);
+        }
         let blocks = || wire.blocks.as_ref().expect("gathers and scatters have blocks");
         match exchange {
             Exchange::AllReduce(combiner) => {
@@ -426,8 +480,8 @@ impl Runner {
             }
             Exchange::ReduceScatter { .. } => {
                 let blocks = blocks();
-                let me = group.position(self.rank).expect("a rank exchanges in its own groups");
-                let ranges = ([cut(input, elements)], cut(output, blocks.piece(me)));
+                let own = blocks.piece(self.place_in(group));
+                let ranges = ([cut(input, elements)], cut(output, own));
                 let sum = communicator::Combiner::Sum;
                 device.split(ranges.0, ranges.1, |[send], receive| {
                     communicator.reduce_scatter(group, types, sum, blocks, send, receive)
@@ -476,6 +530,13 @@ impl Call<'_> {
             }
         }
     }
+}
+
+/// The first bytes of a buffer of a collective.
+fn cut(range: Range<usize>, bytes: usize) -> Range<usize> {
+    let end = range.start + bytes;
+    assert!(end <= range.end, "a collective's buffers hold its elements");
+    range.start..end
 }
 
 /// The scalars in the order of the feed.

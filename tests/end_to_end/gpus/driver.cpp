@@ -6,7 +6,8 @@
 // fails, and new memory holds no zeros. How many there are, of which architecture and with how many
 // bytes, the environment says: FAKE_GPUS=2, FAKE_CAPABILITY=9.0, FAKE_BYTES=1073741824.
 //
-// Compiled with COMPILER, the compiler of this machine, and DEVICE_PRELUDE and HOST_PRELUDE, files.
+// Compiled with COMPILER, the compiler of this machine, its OPTIONS for texts, and DEVICE_PRELUDE and
+// HOST_PRELUDE, files.
 
 #include <atomic>
 #include <cstdint>
@@ -54,14 +55,21 @@ int fails(int status, const char* why) {
   return status;
 }
 
-// Whether bytes are memory of the GPU in use.
-bool has(uintptr_t start, size_t bytes) {
+}  // namespace
+
+// Whether bytes are memory of a GPU.
+bool has_memory(int gpu, uintptr_t start, size_t bytes) {
   std::lock_guard<std::mutex> lock(guard);
   auto next = allocations.upper_bound(start);
   if (next == allocations.begin()) return false;
   const auto& [first, allocation] = *std::prev(next);
-  return start >= first && start + bytes <= allocation.end && allocation.gpu == current;
+  return start >= first && start + bytes <= allocation.end && allocation.gpu == gpu;
 }
+int gpu_in_use() { return current; }
+
+namespace {
+
+bool has(uintptr_t start, size_t bytes) { return has_memory(current, start, bytes); }
 
 // A name for temporary files that nothing has.
 std::string fresh(const char* what) {
@@ -155,6 +163,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = (void*)(uintptr_t)(device + 1), SUCCESS; }
 int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 int cuCtxSetCurrent(void* context) { return current = (int)(uintptr_t)context, SUCCESS; }
+int cuStreamQuery(void*) { return current ? SUCCESS : INVALID_CONTEXT; }
 int cuCtxSynchronize() { return current ? SUCCESS : INVALID_CONTEXT; }
 
 int cuGetErrorName(int error, const char** name) {
@@ -198,6 +207,30 @@ int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
   if (!has(from, bytes) || !has(to, bytes)) return fails(ILLEGAL_ADDRESS, "a copy beyond memory");
   return memcpy((void*)to, (const void*)from, bytes), SUCCESS;
+}
+// Rows of device memory; the layout of CUDA_MEMCPY2D.
+struct Rows {
+  size_t from_x, from_y;
+  unsigned int from_kind;
+  const void* from_host;
+  unsigned long long from;
+  void* from_array;
+  size_t from_pitch, to_x, to_y;
+  unsigned int to_kind;
+  void* to_host;
+  unsigned long long to;
+  void* to_array;
+  size_t to_pitch, width, height;
+};
+int cuMemcpy2DAsync_v2(const Rows* rows, void*) {
+  if (rows->from_kind != 2 || rows->to_kind != 2) return fails(INVALID_VALUE, "rows of another memory");
+  if (rows->width > rows->from_pitch || rows->width > rows->to_pitch) return fails(INVALID_VALUE, "rows that overlap");
+  for (size_t y = 0; y < rows->height; y++) {
+    unsigned long long from = rows->from + y * rows->from_pitch, to = rows->to + y * rows->to_pitch;
+    if (!has(from, rows->width) || !has(to, rows->width)) return fails(ILLEGAL_ADDRESS, "rows beyond memory");
+    memcpy((void*)to, (const void*)from, rows->width);
+  }
+  return SUCCESS;
 }
 int cuMemsetD8_v2(unsigned long long start, unsigned char byte, size_t bytes) {
   if (!has(start, bytes)) return fails(ILLEGAL_ADDRESS, "bytes are set that the GPU does not have");
@@ -271,7 +304,7 @@ int nvrtcCreateProgram(void** program, const char* text, const char*, int, const
 int nvrtcDestroyProgram(void** program) { return delete (Program*)*program, 0; }
 int nvrtcCompileProgram(void* asked, int, const char* const*) {
   Program& program = *(Program*)asked;
-  std::string prelude = contents(DEVICE_PRELUDE), text = contents(HOST_PRELUDE);
+  std::string prelude = contents(DEVICE_PRELUDE);
   if (program.text.compare(0, prelude.size(), prelude)) return program.log = "another prelude", 6;
   std::string rest = program.text.substr(prelude.size()), launchers;
   std::istringstream lines(rest);
@@ -280,12 +313,9 @@ int nvrtcCompileProgram(void* asked, int, const char* const*) {
   }
   std::string path = fresh("text"), source = path + "/a.cpp", object = path + "/a.so", log = path + "/log";
   if (mkdir(path.c_str(), 0700)) return program.log = "no folder", 1;
-  std::ofstream(source) << text << "\n" << rest << "\n" << launchers;
-  std::string options = "-std=c++17 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique -Wl,-Bsymbolic";
-#ifdef __x86_64__
-  options += " -mfma";
-#endif
-  std::string command = std::string(COMPILER) + " " + options + " -o " + object + " " + source + " 2> " + log;
+  std::ofstream(source) << rest << "\n" << launchers;
+  std::string command = std::string(COMPILER) + " " + OPTIONS + " -shared -Wl,-Bsymbolic -include " + HOST_PRELUDE;
+  command += " -o " + object + " " + source + " 2> " + log;
   int status = system(command.c_str());
   program.log = contents(log);
   std::string library = contents(object);
