@@ -2,6 +2,7 @@
 
 pub mod compiled;
 pub mod context;
+pub(crate) mod copies;
 pub mod gpus;
 pub mod launch;
 pub mod memory;

@@ -87,6 +87,11 @@ impl Context {
         self.multiprocessors
     }
 
+    /// Whether text waits for the launch before it: from sm_90 on.
+    pub(super) fn waits_in_kernels(&self) -> bool {
+        self.capability.0 >= 9
+    }
+
     /// The architecture of which it runs all text; none of those that text is written for.
     pub fn arch(&self) -> Option<Arch> {
         match self.capability {

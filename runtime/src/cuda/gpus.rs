@@ -1,5 +1,6 @@
 //! The GPUs on which the ranks of a process run, one each, and the machine code that they load.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub struct Gpus {
     pub(super) contexts: Vec<Arc<Context>>,
-    pub(super) compiled: Compiled,
+    pub(super) compiled: Arc<Compiled>,
 }
 
 impl Gpus {
@@ -79,7 +80,15 @@ impl Gpus {
         let nvrtc = Nvrtc::open().map_err(|absent| Error::Gpu(absent.to_string()))?;
         let compiled = Compiled::new(&nvrtc, kernels, arch, folder);
         let refused = |log| Error::Gpu(format!("the kernels are not compiled: {log}"));
-        Ok(Gpus { contexts, compiled: compiled.map_err(refused)? })
+        Ok(Gpus { contexts, compiled: Arc::new(compiled.map_err(refused)?) })
+    }
+
+    /// Some of the GPUs.
+    ///
+    /// # Panics
+    /// There are fewer.
+    pub fn some(&self, which: Range<usize>) -> Gpus {
+        Gpus { contexts: self.contexts[which].to_vec(), compiled: Arc::clone(&self.compiled) }
     }
 }
 

@@ -6,7 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, module};
-use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule, CUtensorMap};
+use cudarc::driver::sys::{
+    self, CUdeviceptr, CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUmodule, CUtensorMap,
+};
 use ir::DType;
 use kernels::Kernel;
 use kernels::cuda::{Buffer, Function, Functions, TensorMap};
@@ -176,22 +179,40 @@ impl Launch {
             let scalars = scalars.iter_mut().map(|of| std::ptr::from_mut(of).cast::<c_void>());
             let maps = maps.iter_mut().map(|of| std::ptr::from_mut(of).cast::<c_void>());
             let mut parameters: Vec<*mut c_void> = buffers.chain(scalars).chain(maps).collect();
+            let mut early = [starts_early()];
+            let attributes = if self.module.context.waits_in_kernels() { 1 } else { 0 };
+            let config = CUlaunchConfig {
+                gridDimX: *blocks,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: function.threads as c_uint,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: function.tile.dynamic_shared_bytes() as c_uint,
+                hStream: std::ptr::null_mut(),
+                attrs: early.as_mut_ptr(),
+                numAttrs: attributes,
+            };
+            let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
             // SAFETY: the function is loaded, and is passed what its text declares, of which the
-            // driver takes a copy; buffers are as long as the kernel says, and memory of the GPU
-            // alone is accessed.
-            unsafe {
-                result::launch_kernel(
-                    *handle,
-                    (*blocks, 1, 1),
-                    (function.threads as c_uint, 1, 1),
-                    function.tile.dynamic_shared_bytes() as c_uint,
-                    std::ptr::null_mut(),
-                    &mut parameters,
-                )
-            }
-            .map_err(failure("cuLaunchKernel"))?;
+            // driver takes a copy, as of the configuration; buffers are as long as the kernel says,
+            // and memory of the GPU alone is accessed, after the function has waited for the
+            // launch before it.
+            unsafe { sys::cuLaunchKernelEx(&raw const config, *handle, parameters, extra) }
+                .result()
+                .map_err(failure("cuLaunchKernelEx"))?;
         }
         Ok(())
+    }
+}
+
+/// Lets a launch start while the one before it ends (programmatic dependent launch): its text
+/// begins with a wait for that.
+fn starts_early() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
     }
 }
 

@@ -9,11 +9,14 @@ use ir::DType;
 use kernels::Kernel;
 
 use super::context::Failure;
+use super::copies::{Copies, Way};
 use super::gpus::Gpus;
 use super::launch::Launch;
 use super::memory::Memory;
 use super::nccl::{Collective, Nccl};
 use crate::communicator::{CommError, Group};
+use crate::local::arena::Lent;
+use crate::local::mover::Extent;
 
 /// How often it is asked at once whether a GPU is idle, before the thread sleeps in between.
 const SPINS: usize = 1000;
@@ -21,13 +24,14 @@ const SPINS: usize = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// The memory of a rank on its GPU, with its launches.
-#[derive(Debug)]
 pub(crate) struct Space {
     memory: Memory,
     launches: Vec<Launch>,
     /// The workspace of launches whose program has none that is large enough: one that was compiled
     /// for another architecture.
     beside: Memory,
+    /// Copies from and to the host's memory; none where a program has no other.
+    copies: Option<Copies>,
     /// What connects it with the GPUs of other ranks.
     connection: Option<Connection>,
 }
@@ -48,7 +52,8 @@ impl fmt::Debug for Connection {
 }
 
 impl Space {
-    /// Memory of exactly `bytes`, all zero, and all kernels, on the GPU of a rank.
+    /// Memory of exactly `bytes`, all zero, and all kernels, on the GPU of a rank. `host` is memory
+    /// that will be copied from and to.
     ///
     /// # Errors
     /// There is too little memory, or the kernels are not for this GPU.
@@ -57,12 +62,16 @@ impl Space {
         rank: usize,
         kernels: &[Kernel],
         bytes: usize,
+        host: Vec<Lent>,
     ) -> Result<Space, Failure> {
         let context = &gpus.contexts[rank];
         let launches = gpus.compiled.load(context, kernels)?;
         let mut memory = Memory::new(context, bytes)?;
         memory.fill(0)?;
-        Ok(Space { memory, launches, beside: Memory::new(context, 0)?, connection: None })
+        let has_copies = host.iter().any(|lent| lent.bytes().1 > 0);
+        let copies = has_copies.then(|| Copies::new(context, host)).transpose()?;
+        let beside = Memory::new(context, 0)?;
+        Ok(Space { memory, launches, beside, copies, connection: None })
     }
 
     /// Connects it with the GPUs of other ranks.
@@ -99,16 +108,43 @@ impl Space {
         self.memory.bytes()
     }
 
+    /// Begins a copy of a range from or to what is lent of an arena, after all launches that were
+    /// queued; `ends` are what it copies from and to.
+    ///
+    /// # Errors
+    /// It cannot be queued.
+    pub(crate) fn begin_copy(
+        &mut self,
+        way: Way,
+        range: Range<usize>,
+        host: (usize, Lent),
+        ends: [Extent; 2],
+    ) -> Result<(), Failure> {
+        let copies = self.copies.as_mut().expect("there is memory of the host to copy to");
+        copies.begin(way, &self.memory.piece(range), host, ends)
+    }
+
+    /// Lets launches that are queued from now on wait for the copies from and to a range.
+    ///
+    /// # Errors
+    /// The wait cannot be queued.
+    pub(crate) fn wait_for_copies(&mut self, extent: &Extent) -> Result<(), Failure> {
+        self.copies.as_mut().map_or(Ok(()), |copies| copies.wait(extent))
+    }
+
+    /// Waits for all copies, and returns what they have of which arena.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub(crate) fn finish_copies(&mut self) -> Result<Vec<(usize, Lent)>, Failure> {
+        self.copies.as_mut().map_or(Ok(Vec::new()), Copies::finish)
+    }
+
     /// Copies a range from the GPU, after all launches.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; range.len()];
         self.memory.read(range.start, &mut bytes)?;
         Ok(bytes)
-    }
-
-    /// The same, to bytes that are there.
-    pub(crate) fn read_to(&self, first: usize, bytes: &mut [u8]) -> Result<(), Failure> {
-        self.memory.read(first, bytes)
     }
 
     /// Copies bytes to the GPU, after all launches.

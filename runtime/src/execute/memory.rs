@@ -10,6 +10,7 @@ use ir::program::Program;
 use kernels::Kernel;
 
 use crate::cuda::context::Failure;
+use crate::cuda::copies::Way;
 use crate::cuda::gpus::Gpus;
 use crate::cuda::space::{Connection, Space};
 use crate::error::Error;
@@ -42,14 +43,18 @@ impl Memory {
             arena.ok_or_else(|| rank_error(rank, format!("can't reserve {bytes} bytes of memory")))
         };
         let on_device = program.arena(Place::Device).0;
-        let gpu = gpus.map(|gpus| Space::new(gpus, rank, kernels, on_device as usize)).transpose();
+        let host = in_memory(program.arena(Place::Host).0)?;
+        let disk = spill::arena(program.arena(Place::Disk).0, rank, disk)?;
+        let space = |gpus| {
+            let away = vec![host.kept(), disk.kept()];
+            Space::new(gpus, rank, kernels, on_device as usize, away)
+        };
+        let gpu = gpus.map(space).transpose();
         let failed =
             |why| Error::Gpu(format!("rank {rank} has no {on_device} bytes on its GPU: {why}"));
         let gpu = gpu.map_err(failed)?;
         let on_device = if gpu.is_some() { 0 } else { on_device };
-        let disk = spill::arena(program.arena(Place::Disk).0, rank, disk)?;
-        let arenas = [in_memory(on_device)?, in_memory(program.arena(Place::Host).0)?, disk];
-        Ok(Memory { arenas, gpu })
+        Ok(Memory { arenas: [in_memory(on_device)?, host, disk], gpu })
     }
 
     /// The bytes that are reserved in a place.
@@ -101,33 +106,35 @@ impl Memory {
         }
     }
 
-    /// Begins a copy between two places. From and to a GPU it is made at once.
+    /// Begins a copy between two places.
     pub(super) fn begin_move(
         &mut self,
         mover: &mut Mover,
         [from, to]: [Extent; 2],
     ) -> Result<(), Failure> {
-        let Some(gpu) = self.gpu.as_mut().filter(|_| [from.arena, to.arena].contains(&DEVICE))
-        else {
+        let Some(gpu) = &mut self.gpu else {
             mover.begin(&mut self.arenas, [from, to]);
             return Ok(());
         };
-        let there = if from.arena == DEVICE { &to } else { &from };
-        mover.wait(&mut self.arenas, there);
-        gpu.synchronize()?;
-        let arena = &mut self.arenas[there.arena];
-        let bytes = arena.bytes_mut(there.range.clone());
-        let done = match from.arena == DEVICE {
-            true => gpu.read_to(from.range.start, bytes),
-            false => gpu.write(to.range.start, bytes),
+        let (way, range, there) = match (from.arena, to.arena) {
+            (DEVICE, _) => (Way::Out, from.range.clone(), to.clone()),
+            (_, DEVICE) => (Way::In, to.range.clone(), from.clone()),
+            _ => {
+                self.finish_copies()?;
+                mover.begin(&mut self.arenas, [from, to]);
+                return Ok(());
+            }
         };
-        arena.let_go();
-        done
+        // Loans end in their order.
+        mover.wait_for_all(&mut self.arenas);
+        let lent = self.arenas[there.arena].lend(there.range, way == Way::Out);
+        gpu.begin_copy(way, range, (there.arena, lent), [from, to])
     }
 
-    /// Waits for the copies from and to a range.
-    pub(super) fn wait(&mut self, mover: &mut Mover, extent: &Extent) {
+    /// Waits for the copies from and to a range, or lets the GPU wait for them.
+    pub(super) fn wait(&mut self, mover: &mut Mover, extent: &Extent) -> Result<(), Failure> {
         mover.wait(&mut self.arenas, extent);
+        self.gpu.as_mut().map_or(Ok(()), |gpu| gpu.wait_for_copies(extent))
     }
 
     /// Waits for all copies and launches.
@@ -135,7 +142,19 @@ impl Memory {
         if let Some(mover) = mover {
             mover.wait_for_all(&mut self.arenas);
         }
-        self.synchronize()
+        let launched = self.synchronize();
+        let copied = self.finish_copies();
+        launched.and(copied)
+    }
+
+    /// Waits for the copies from and to a GPU.
+    fn finish_copies(&mut self) -> Result<(), Failure> {
+        let Some(gpu) = &mut self.gpu else { return Ok(()) };
+        for (arena, lent) in gpu.finish_copies()? {
+            self.arenas[arena].take_back(lent);
+            self.arenas[arena].let_go();
+        }
+        Ok(())
     }
 
     /// Waits for all launches and collectives.

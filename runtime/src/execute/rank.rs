@@ -274,7 +274,7 @@ impl Runner {
                     seat.memory.begin_move(self.mover(), ends)?;
                 }
                 Step::Await { buffer } => {
-                    seat.memory.wait(self.mover(), &extent(program, *buffer));
+                    seat.memory.wait(self.mover(), &extent(program, *buffer))?;
                     self.waited += start.elapsed();
                 }
             }

@@ -60,7 +60,7 @@ struct Loan {
 
 /// A range of an arena that is lent to a copy. Until it is given back, nothing else writes it or,
 /// where the copy does, reads it.
-pub(super) struct Lent {
+pub(crate) struct Lent {
     start: *mut u8,
     len: usize,
     memory: Arc<Memory>,
@@ -70,6 +70,11 @@ pub(super) struct Lent {
 unsafe impl Send for Lent {}
 
 impl Lent {
+    /// Where the bytes start, and how many there are.
+    pub(crate) fn bytes(&self) -> (*mut u8, usize) {
+        (self.start, self.len)
+    }
+
     /// Copies these bytes over those of another loan.
     ///
     /// # Safety
@@ -243,15 +248,20 @@ impl Arena {
         device.launch(prepared, &inputs, &outputs, workspace.as_ref());
     }
 
+    /// All bytes, for whoever needs to know where they are; nothing is lent.
+    pub(crate) fn kept(&self) -> Lent {
+        Lent { start: self.start.as_ptr(), len: self.len, memory: Arc::clone(&self.memory) }
+    }
+
     /// Lends a range to a copy that reads or writes it.
-    pub(super) fn lend(&mut self, range: Range<usize>, is_written: bool) -> Lent {
+    pub(crate) fn lend(&mut self, range: Range<usize>, is_written: bool) -> Lent {
         let (start, len) = (self.at(&range), range.len());
         self.loans.push(Loan { range, is_written });
         Lent { start, len, memory: Arc::clone(&self.memory) }
     }
 
     /// Takes back the loan that is the oldest: copies end in the order in which they began.
-    pub(super) fn take_back(&mut self, lent: Lent) {
+    pub(crate) fn take_back(&mut self, lent: Lent) {
         assert!(!self.loans.is_empty(), "what is given back was lent");
         self.loans.remove(0);
         drop(lent);

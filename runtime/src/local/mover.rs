@@ -19,6 +19,14 @@ pub struct Extent {
     pub range: std::ops::Range<usize>,
 }
 
+impl Extent {
+    /// Whether some bytes are in both.
+    pub(crate) fn meets(&self, other: &Extent) -> bool {
+        let (a, b) = (&self.range, &other.range);
+        self.arena == other.arena && a.start.max(b.start) < a.end.min(b.end)
+    }
+}
+
 /// A copy, with what it reads and writes.
 struct Job {
     from: Lent,
@@ -78,11 +86,8 @@ impl Mover {
 
     /// Waits for the copies from and to a range that have begun, and for those before them.
     pub fn wait(&mut self, arenas: &mut [Arena], extent: &Extent) {
-        let meets = |other: &Extent| {
-            let (a, b) = (&other.range, &extent.range);
-            other.arena == extent.arena && a.start.max(b.start) < a.end.min(b.end)
-        };
-        let last = self.pending.iter().rposition(|ends| ends.iter().any(meets));
+        let meets = |ends: &[Extent; 2]| ends.iter().any(|end| end.meets(extent));
+        let last = self.pending.iter().rposition(meets);
         (0..last.map_or(0, |last| last + 1)).for_each(|_| self.take_next(arenas));
     }
 

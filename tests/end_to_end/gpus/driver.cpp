@@ -2,6 +2,9 @@
 // that the runtime calls, under their names. Text is compiled behind the prelude for CPUs; a launch
 // runs it on the thread that asks for it, so that what was queued has ended when a call returns.
 //
+// What is queued on another stream than the usual one is done when it is waited for, and not before:
+// who reads too early, or writes too early what is copied, sees the wrong bytes.
+//
 // GPUs have memory of their own: a launch or a copy that touches what the GPU in use does not have
 // fails, and new memory holds no zeros. How many there are, of which architecture and with how many
 // bytes, the environment says: FAKE_GPUS=2, FAKE_CAPABILITY=9.0, FAKE_BYTES=1073741824.
@@ -16,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -44,7 +48,7 @@ struct Allocation {
   int gpu;
 };
 
-std::mutex guard;
+std::mutex guard, stream_guard;
 std::map<uintptr_t, Allocation> allocations;
 size_t used[64];
 // The GPU in use, from 1 on; 0 for none.
@@ -76,6 +80,24 @@ std::string fresh(const char* what) {
   static std::atomic<int> next;
   return std::filesystem::temp_directory_path().string() + "/gantline-" + what + "-" + std::to_string(getpid()) + "-" + std::to_string(next++);
 }
+
+// Copies that nobody has waited for.
+struct Stream {
+  int gpu;
+  std::vector<std::function<void()>> queued;
+  size_t done = 0;
+
+  void run_until(size_t end) {
+    for (; done < end; done++) queued[done]();
+  }
+};
+std::vector<Stream*> streams;
+
+// What was queued on a stream before it.
+struct Event {
+  Stream* stream = nullptr;
+  size_t end = 0;
+};
 
 struct Module {
   void* library;
@@ -164,7 +186,46 @@ int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = (vo
 int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 int cuCtxSetCurrent(void* context) { return current = (int)(uintptr_t)context, SUCCESS; }
 int cuStreamQuery(void*) { return current ? SUCCESS : INVALID_CONTEXT; }
-int cuCtxSynchronize() { return current ? SUCCESS : INVALID_CONTEXT; }
+int cuCtxSynchronize() {
+  std::lock_guard<std::mutex> lock(stream_guard);
+  for (Stream* stream : streams) {
+    if (stream->gpu == current) stream->run_until(stream->queued.size());
+  }
+  return current ? SUCCESS : INVALID_CONTEXT;
+}
+
+int cuStreamCreate(void** stream, unsigned int flags) {
+  // One that waits for the usual stream, and the other way about, overlaps with nothing.
+  if (flags != 1) return fails(INVALID_VALUE, "a stream that waits for others");
+  std::lock_guard<std::mutex> lock(stream_guard);
+  streams.push_back(new Stream{current, {}});
+  return *stream = streams.back(), SUCCESS;
+}
+// Streams stay, as events may know them.
+int cuStreamDestroy_v2(void*) { return SUCCESS; }
+int cuStreamSynchronize(void* of) {
+  std::lock_guard<std::mutex> lock(stream_guard);
+  Stream& stream = *(Stream*)of;
+  return stream.run_until(stream.queued.size()), SUCCESS;
+}
+int cuEventCreate(void** event, unsigned int) { return *event = new Event, SUCCESS; }
+int cuEventDestroy_v2(void* event) { return delete (Event*)event, SUCCESS; }
+int cuEventRecord(void* of, void* on) {
+  std::lock_guard<std::mutex> lock(stream_guard);
+  Event& event = *(Event*)of;
+  event.stream = (Stream*)on;
+  return event.end = on ? event.stream->queued.size() : 0, SUCCESS;
+}
+// What waits goes on when that has ended; what is queued on the usual stream has.
+int cuStreamWaitEvent(void* waits, void* of, unsigned int) {
+  std::lock_guard<std::mutex> lock(stream_guard);
+  Event event = *(Event*)of;
+  if (!event.stream) return SUCCESS;
+  if (waits) return fails(INVALID_VALUE, "a stream that waits for another one");
+  return event.stream->run_until(event.end), SUCCESS;
+}
+int cuMemHostRegister_v2(void*, size_t, unsigned int) { return SUCCESS; }
+int cuMemHostUnregister(void*) { return SUCCESS; }
 
 int cuGetErrorName(int error, const char** name) {
   static const std::map<int, const char*> names = {
@@ -203,6 +264,18 @@ int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
 int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t bytes) {
   if (!has(from, bytes)) return fails(ILLEGAL_ADDRESS, "a copy of what the GPU does not have");
   return memcpy(to, (const void*)from, bytes), SUCCESS;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
+  if (!stream || !has(to, bytes)) return fails(ILLEGAL_ADDRESS, "a copy to what the GPU does not have");
+  std::lock_guard<std::mutex> lock(stream_guard);
+  ((Stream*)stream)->queued.push_back([=] { memcpy((void*)to, from, bytes); });
+  return SUCCESS;
+}
+int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
+  if (!stream || !has(from, bytes)) return fails(ILLEGAL_ADDRESS, "a copy of what the GPU does not have");
+  std::lock_guard<std::mutex> lock(stream_guard);
+  ((Stream*)stream)->queued.push_back([=] { memcpy(to, (const void*)from, bytes); });
+  return SUCCESS;
 }
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void*) {
   if (!has(from, bytes) || !has(to, bytes)) return fails(ILLEGAL_ADDRESS, "a copy beyond memory");
@@ -281,6 +354,30 @@ int cuLaunchKernel(void* asked, unsigned int x, unsigned int y, unsigned int z, 
   function.call(parameters, x, threads);
   const char* found = function.report();
   return *found ? fails(LAUNCH_FAILED, found) : SUCCESS;
+}
+
+// The layouts of CUlaunchAttribute and CUlaunchConfig.
+struct Attribute {
+  int id;
+  char pad[4];
+  union { char bytes[64]; int allowed; } value;
+};
+struct Config {
+  unsigned int grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned int count;
+};
+int cuLaunchKernelEx(const Config* config, void* function, void** parameters, void** extra) {
+  for (unsigned int at = 0; at < config->count; at++) {
+    // Starts early, which GPUs before sm_90 do not.
+    int major = 0;
+    cuDeviceGetAttribute(&major, 75, 0);
+    if (config->attributes[at].id != 6 || major < 9) return fails(INVALID_VALUE, "a launch of another kind");
+  }
+  const unsigned int *grid = config->grid, *block = config->block;
+  if (block[1] != 1 || block[2] != 1) return fails(INVALID_VALUE, "threads in several dims");
+  return cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], 1, 1, config->shared, config->stream, parameters, extra);
 }
 
 int cuTensorMapEncodeTiled(void* to, int kind, unsigned int rank, void* base, const u_int64_t* dims,
