@@ -249,7 +249,7 @@ fn decode(name: &str, threads_per_rank: usize, copying: f64) {
     let description = preset(name).expect("a preset");
     let mesh = ONE_RANK.mesh;
     let (capacity, sequences, dtype) = (2 * TOKENS, 1, DType::F32);
-    let options = Options { capacity, sequences, mesh, dtype, threads_per_rank };
+    let options = Options { capacity, sequences, mesh, dtype, threads_per_rank, target: None };
     let mut fill = |session: &mut runtime::execute::Session, _: &ir::import::Model| {
         session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
             1 => Init::Ones,

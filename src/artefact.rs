@@ -10,7 +10,8 @@ use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
 use planner::machine::Machine as Detected;
-use runtime::artefact::{Contents, Limits, Machine, Requirements, read_for};
+use runtime::artefact::{Contents, Limits, Machine, Requirements, read};
+use runtime::cuda::context::Context;
 use runtime::execute::Classes;
 use serde_json::json;
 
@@ -138,16 +139,37 @@ pub fn is_artefact(path: &Path) -> bool {
     read.is_ok() && &start == b"PK"
 }
 
-/// Reads an artefact that is to run on this machine.
+/// Reads an artefact that is to run on this machine: its plan's target is what it runs on.
 ///
 /// # Errors
-/// Those of [`read_for`] and [`check`].
+/// Those of [`read`] and [`check`]; `E4074` for each property that the machine lacks.
 pub fn open(path: &Path) -> Result<Contents, Failure> {
     let Detected { cores, memory_bytes, instruction_set } = Detected::detect();
-    let here = Machine { device: "cpu".to_owned(), instruction_set, cores, memory_bytes };
-    let contents = read_for(path, &Limits::default(), &here)?;
+    let mut here = Machine { device: "cpu".to_owned(), instruction_set, cores, memory_bytes };
+    let mut contents = read(path, &Limits::default())?;
+    let gpus = if contents.archs.is_empty() { None } else { gpus_here(cores) };
+    match gpus {
+        Some((machine, arch)) => {
+            contents.plan.target = Some(Target::Cuda(arch));
+            here = machine;
+        }
+        // On cores nothing is a GPU's.
+        None => contents.plan.target = contents.plan.target.filter(|it| it.arch().is_none()),
+    }
+    let unmet = contents.requirements.unmet(&path.display().to_string(), &here);
+    if !unmet.is_empty() {
+        return Err(unmet.into());
+    }
     check(&contents)?;
     Ok(contents)
+}
+
+/// The GPUs of this machine, and the architecture of the first.
+fn gpus_here(cores: usize) -> Option<(Machine, Arch)> {
+    let memory_bytes = runtime::cuda::gpus().ok()?.iter().map(|gpu| gpu.memory_bytes).sum();
+    let arch = Context::open(0).ok()?.arch()?;
+    let instruction_set = arch.name().to_owned();
+    Some((Machine { device: "cuda".to_owned(), instruction_set, cores, memory_bytes }, arch))
 }
 
 /// Replays the programs of a file that anybody may have made: ranks that would wait for each other,

@@ -18,7 +18,7 @@ use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
 use ir::plan::buckets::usual_buckets;
 use ir::precision::Precision;
-use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use ir::{DType, Diagnostic, Mesh, Module, Plan, Span, Target};
 use planner::cluster::Cluster;
 use planner::footprint::Footprint;
 use planner::inference::Replicas;
@@ -47,6 +47,8 @@ pub struct Options {
     pub dtype: DType,
     /// Threads of one rank.
     pub threads_per_rank: usize,
+    /// What kernels are compiled for: GPUs of this machine, or its cores where there is none.
+    pub target: Option<Target>,
 }
 
 /// A model with a module per prefill bucket.
@@ -123,13 +125,13 @@ impl Generator {
         options: &Options,
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
-        let Options { capacity, sequences, mesh, dtype, threads_per_rank } = *options;
+        let Options { capacity, sequences, mesh, dtype, threads_per_rank, target } = *options;
         let precision = Precision::uniform(dtype);
         let pieces = Pieces::of(description, &usual_buckets(capacity), capacity, &precision)?;
         let Pieces { model, modules } = &pieces;
         let (model, slots) = (&model.name, sequences);
         let replicas = Replicas { model, modules, entry: DECODE, mesh, slots, capacity, precision };
-        let plan = replicas.plan()?;
+        let plan = Plan { target, ..replicas.plan()? };
         let programs = pieces.compile(&plan)?;
         Generator::start(pieces, plan, programs, threads_per_rank, fill)
     }
@@ -155,9 +157,17 @@ impl Generator {
             tracing: Tracing::None,
             disk: None,
         };
+        let ranks = mesh.ranks();
+        let gpus = crate::gpus(plan.target, ranks * plan.mesh.dp, &classes.kernels)?;
         let mut decoders = Vec::new();
-        for _ in 0..plan.mesh.dp {
-            let mut session = Session::start(classes.clone(), &how)?;
+        for replica in 0..plan.mesh.dp {
+            let mut session = match &gpus {
+                Some(gpus) => {
+                    let own = gpus.some(replica * ranks..(replica + 1) * ranks);
+                    Session::start_on_gpus(classes.clone(), &how, &own)?
+                }
+                None => Session::start(classes.clone(), &how)?,
+            };
             fill(&mut session, &model)?;
             decoders.push(Decoder::new(session));
         }

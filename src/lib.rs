@@ -76,7 +76,7 @@ use ir::random::DrawBits;
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::{DType, Diagnostic, Module, Plan, Span, Target};
-use kernels::Bytes;
+use kernels::{Bytes, Kernel};
 use planner::compiled::{Found, Job};
 use planner::footprint::Footprint;
 use runtime::cuda::gpus::Gpus;
@@ -116,7 +116,7 @@ pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
 }
 
 /// As [`resolve`], of a description whose warnings were said.
-fn resolve_quietly(path: &Path) -> Result<Resolved, Vec<Diagnostic>> {
+pub(crate) fn resolve_quietly(path: &Path) -> Result<Resolved, Vec<Diagnostic>> {
     ir::import::resolve(path).map_err(|wrong| {
         let name = path.to_str().filter(|_| !path.exists());
         let known = name.filter(|name| planner::search::models::published(name).is_some());
@@ -215,9 +215,32 @@ fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagno
         .help(format!("end other programs, or plan for less with `--memory {left}`")))
 }
 
-/// Programs to session: ranks that wait for work, as threads of this process.
-pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failure> {
-    start_predicted(classes, None, threads_per_rank, None, None)
+/// Programs to session: ranks that wait for work, as threads of this process, on what the programs
+/// are compiled for.
+pub fn start(
+    classes: Classes,
+    target: Option<Target>,
+    threads_per_rank: usize,
+) -> Result<Session, Failure> {
+    start_predicted(classes, target, threads_per_rank, None, None)
+}
+
+/// The GPUs of some ranks, with kernels that are compiled for them; none for a target of CPUs.
+///
+/// # Errors
+/// Those of [`Gpus::open`].
+pub fn gpus(
+    target: Option<Target>,
+    ranks: usize,
+    kernels: &[Kernel],
+) -> Result<Option<Gpus>, Failure> {
+    let Some(arch) = target.and_then(Target::arch) else { return Ok(None) };
+    let gpus = Gpus::open(ranks, kernels, arch, cache::folder("kernels").as_deref())?;
+    if gpus.lack_nccl() {
+        let slow = "GPUs exchange through the host's memory";
+        output::note(&format!("warning: {slow}: the loader finds no `libnccl.so`"));
+    }
+    Ok(Some(gpus))
 }
 
 /// Programs to session, where a step is predicted to take `step_s` seconds: a rank that takes much
@@ -233,14 +256,7 @@ pub fn start_predicted(
 ) -> Result<Session, Failure> {
     let (deadline, tracing) = (deadline(step_s), Tracing::None);
     let options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
-    if let Some(arch) = target.and_then(Target::arch) {
-        let folder = cache::folder("kernels");
-        let ranks = classes.mesh.ranks();
-        let gpus = Gpus::open(ranks, &classes.kernels, arch, folder.as_deref())?;
-        if gpus.lack_nccl() {
-            let slow = "GPUs exchange through the host's memory";
-            output::note(&format!("warning: {slow}: the loader finds no `libnccl.so`"));
-        }
+    if let Some(gpus) = gpus(target, classes.mesh.ranks(), &classes.kernels)? {
         return Ok(Session::start_on_gpus(Arc::new(classes), &options, &gpus)?);
     }
     check_memory(&classes, threads_per_rank)?;

@@ -240,7 +240,10 @@ impl Training {
 
 /// Whether programs run on devices like those of a cluster: cores, or GPUs for which kernels are
 /// written.
-fn check_runs_on(cluster: &Cluster) -> Result<(), Diagnostic> {
+///
+/// # Errors
+/// `E5010` where they do not.
+pub fn check_runs_on(cluster: &Cluster) -> Result<(), Diagnostic> {
     if cluster.groups.is_empty() && cluster.target().is_some() {
         return Ok(());
     }

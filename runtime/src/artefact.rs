@@ -38,7 +38,7 @@ use serde_json::Value;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipWriter};
 
-pub use read::{decode, read, read_for};
+pub use read::{decode, read};
 
 use crate::error::Error;
 use crate::execute::Classes;
@@ -126,12 +126,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Whether code for an instruction set runs here.
+    /// Whether code for an instruction set, or for one of several architectures, runs here.
     fn executes(&self, instruction_set: &str) -> bool {
         let level = |set: &str| set.parse::<InstructionSet>();
         match (level(&self.instruction_set), level(instruction_set)) {
             (Ok(present), Ok(wanted)) => wanted <= present,
-            _ => self.instruction_set == instruction_set,
+            _ => instruction_set.split(',').any(|one| one == self.instruction_set),
         }
     }
 }
@@ -145,8 +145,11 @@ impl Requirements {
         let mut unmet = Vec::new();
         let mut lacks = |text: String| {
             let way_out = match &*wanted.device {
-                "cpu" => "compile it again for this machine, with `--cluster cpu-local`",
-                _ => "compile it again for this machine, without `--arch`",
+                "cpu" => "compile it again for this machine, with `--cluster cpu-local`".to_owned(),
+                device if device == present.device => {
+                    format!("compile it again with `--arch {}`", present.instruction_set)
+                }
+                _ => "compile it again for this machine, without `--arch`".to_owned(),
             };
             unmet.push(Diagnostic::error("E4074", Span::of(source), text).help(way_out));
         };

@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "P", value_parser = amount)]
     pub dropout: Option<f64>,
     /// Architectures of GPUs that the file has the kernels' text for, as CUDA C++: sm_80, sm_89,
-    /// sm_90a, sm_100; such a file is inspected, and runs nowhere yet
+    /// sm_90a, sm_100; `run` executes such a file where such a GPU is
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     pub arch: Vec<String>,
     /// The file to write [default: the model's name with .gtl]

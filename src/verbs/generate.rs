@@ -112,6 +112,9 @@ pub struct Args {
         help_heading = MANY
     )]
     pub plan: Option<PathArg>,
+    /// The cluster: cpu-local for the cores of this machine, or GPUs like its own
+    #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local", help_heading = WHERE)]
+    pub cluster: PathArg,
     /// Tensor-parallel ranks
     #[arg(
         long,
@@ -273,6 +276,15 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+impl Args {
+    /// The cluster, whose devices programs run on.
+    fn cluster(&self) -> Result<Cluster, Failure> {
+        let cluster = Cluster::load(&self.cluster)?;
+        crate::training::check_runs_on(&cluster)?;
+        Ok(cluster)
+    }
+}
+
 /// A model with weights and what is beside it.
 struct Trained {
     description: Description,
@@ -299,12 +311,14 @@ impl Trained {
     ) -> Result<Generator, Failure> {
         let mesh = Mesh { pp: args.pp, dp, tp: args.tp, ..Mesh::ONE };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cluster = args.cluster()?;
         let options = Options {
             capacity,
             sequences,
             mesh,
             dtype: args.dtype.unwrap_or_else(|| self.origin.usual_dtype()),
             threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
+            target: cluster.target().filter(|target| target.arch().is_some()),
         };
         let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
         Generator::new(&self.description, &options, &mut fill)
@@ -314,7 +328,7 @@ impl Trained {
 impl Trained {
     /// Starts the replicas of a plan of inference, which was read from a file.
     fn planned(&self, args: &Args, (shown, plan): (String, Plan)) -> Result<Generator, Failure> {
-        let cluster = Cluster::load("cpu-local")?;
+        let cluster = args.cluster()?;
         job::check_local(&cluster, plan.mesh.ranks())?;
         let wrong = check_decisions(&plan.replica());
         if !wrong.is_empty() {

@@ -7,6 +7,7 @@ pub mod cpus;
 pub mod explain;
 mod page;
 pub mod size;
+mod written;
 
 use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
@@ -24,7 +25,9 @@ use planner::limits::Decision;
 
 use self::page::print;
 use super::gpus::Subject;
+use crate::argument::PathArg;
 use crate::failure::{Exit, Failure, usage};
+use crate::output;
 use crate::verbs::flags::{Purpose, RequestFlags, Requests, Served, refuse_cpus};
 
 /// What copies are asked to do at once.
@@ -283,11 +286,17 @@ impl<'a> Copies<'a> {
     /// What copies give that lie so, with the sequences that are wanted over all of them, or as
     /// many as fit and are soon enough.
     fn row(&self, copy: Replica, copies: u32) -> Row {
+        self.row_of(copy, copies, self.wanted.sequences)
+    }
+
+    /// The same with so many sequences over all copies; with none, as many as fit and are soon
+    /// enough.
+    fn row_of(&self, copy: Replica, copies: u32, sequences: Option<u64>) -> Row {
         let Copies { serving, wanted, .. } = self;
         let (lengths, piece, budget) = (self.lengths(), self.piece(), wanted.pass_tokens());
         let most = serving.most_sequences(copy, self.context(), piece);
         // Copies without a sequence wait, and so do stages.
-        let asked = wanted.sequences.map(|all| all.div_ceil(copies.into()));
+        let asked = sequences.map(|all| all.div_ceil(copies.into()));
         let fullest = asked.unwrap_or_else(|| self.in_time(copy, most));
         let is_prompt = self.purpose == Purpose::Prefill;
         let prompt = (most > 0).then(|| serving.prompt(copy, 1, lengths, budget));
@@ -304,7 +313,7 @@ impl<'a> Copies<'a> {
         let working = in_flight.map_or(fullest, |found| found.sequences);
         let load = Load::of(working, copy.pp);
         let each = asked.unwrap_or(1);
-        let asked_all = wanted.sequences.filter(|_| working == fullest);
+        let asked_all = sequences.filter(|_| working == fullest);
         Row {
             copy,
             copies,
@@ -312,7 +321,7 @@ impl<'a> Copies<'a> {
             load,
             sequences: asked_all.unwrap_or(u64::from(copies) * working),
             longest: serving.longest_context(copy, each, piece),
-            longest_of: wanted.sequences.unwrap_or(copies.into()),
+            longest_of: sequences.unwrap_or(copies.into()),
             need_bytes: serving.bytes(copy, working.max(1), self.context(), piece),
             prompt,
             prompts: prompt.map(|_| self.prompts(copy, most)),
@@ -539,13 +548,47 @@ enum Noted {
     Before,
 }
 
-/// Answers `plan` and `fit` about inference; no where nothing fits.
-pub fn serve(asked: &RequestFlags, cluster: Cluster, served: &Served) -> Result<Exit, Failure> {
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// All ways to lie on the devices.
+    Ways,
+    /// The same, and how the plan is written.
+    WaysToWrite,
+    /// The plan's text.
+    Plan,
+}
+
+/// Answers `plan` and `fit` about inference; the plan is written where a file is named. No where
+/// nothing fits.
+pub fn serve(
+    asked: &RequestFlags,
+    cluster: Cluster,
+    served: &Served,
+    told: Told,
+    file: Option<&PathArg>,
+) -> Result<Exit, Failure> {
     if cpus::are_meant(&cluster) {
-        return cpus::answer(asked, served, cpus::Told::Ways, None);
+        return cpus::answer(asked, served, told, file);
     }
     let models = models(asked, cluster, served, Noted::Now)?;
     let estimators = models.estimators()?;
     let copies = Copies::new(&models, &estimators, wanted(asked, served)?, served.purpose)?;
-    Ok(print(&copies, &copies.rows(asked)?, asked.json))
+    let rows = copies.rows(asked)?;
+    let best = rows.first().filter(|row| row.fits(served.purpose));
+    let is_wanted = told == Told::Plan || file.is_some();
+    let plan = best.filter(|_| is_wanted).map(|row| written::plan(&copies, row, asked));
+    let plan = plan.transpose()?;
+    if let (Some(path), Some(plan)) = (file, &plan) {
+        let path = path.path();
+        std::fs::write(path, plan.to_string()).map_err(runtime::Error::io("write", path))?;
+        output::note(&format!("wrote {}", path.display()));
+    }
+    match &plan {
+        Some(plan) if told == Told::Plan && !asked.json => {
+            output::answer(&plan.to_string());
+            Ok(Exit::Success)
+        }
+        _ => Ok(print(&copies, &rows, asked.json)),
+    }
 }

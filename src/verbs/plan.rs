@@ -16,7 +16,7 @@ use crate::job::PlanRequest;
 use crate::output::{self, Table};
 use crate::training::{read_plan, training_plan};
 use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags, refuse_changes};
-use crate::verbs::inference::cpus;
+use crate::verbs::inference::Told;
 use crate::verbs::{gpus, inference};
 
 /// Plans that are listed at most.
@@ -29,27 +29,19 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 
 fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
-        let has_aim = args.objective != Aim::Time || args.watts.is_some();
+        let wrong = [
+            ("--objective", args.objective != Aim::Time),
+            ("--watts", args.watts.is_some()),
+            ("--budget", args.budget.is_some()),
+            ("--name", args.name),
+        ];
+        if let Some((flag, _)) = wrong.into_iter().find(|(_, is_given)| *is_given) {
+            let headline = "plans of inference are searched for the most tokens per second";
+            return Err(usage(flag, headline).help("leave it out").into());
+        }
         let cluster = args.asked.place.cluster()?;
-        if cpus::are_meant(&cluster) {
-            let wrong = [
-                ("--objective", args.objective != Aim::Time),
-                ("--watts", args.watts.is_some()),
-                ("--budget", args.budget.is_some()),
-                ("--name", args.name),
-            ];
-            if let Some((flag, _)) = wrong.into_iter().find(|(_, is_given)| *is_given) {
-                let headline = "plans of inference are searched for the most tokens per second";
-                return Err(usage(flag, headline).help("leave it out").into());
-            }
-            let told = if args.plan { cpus::Told::Plan } else { cpus::Told::WaysToWrite };
-            return cpus::answer(&args.asked, &args.served, told, args.output.as_ref());
-        }
-        if args.plan || args.name || args.output.is_some() || has_aim || args.budget.is_some() {
-            let headline = "plans of inference are a table: nothing is written or cut off";
-            return Err(usage("--for", headline).help("leave other flags out").into());
-        }
-        return inference::serve(&args.asked, cluster, &args.served);
+        let told = if args.plan { Told::Plan } else { Told::WaysToWrite };
+        return inference::serve(&args.asked, cluster, &args.served, told, args.output.as_ref());
     }
     if let Some(cluster) = args.asked.gpus()? {
         return gpus::plan(args, cluster);
@@ -176,7 +168,8 @@ fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
             let headline = "the largest that fits is searched for in training".to_owned();
             return Err(usage("--largest", headline).help("leave it out").into());
         }
-        return inference::serve(asked, asked.place.cluster()?, &args.served);
+        let cluster = asked.place.cluster()?;
+        return inference::serve(asked, cluster, &args.served, Told::Ways, None);
     }
     if let Some(cluster) = asked.gpus()? {
         return match args.largest {

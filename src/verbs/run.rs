@@ -19,6 +19,7 @@ use ir::ids::{self, IGNORED, Ids, Unknown};
 use ir::import::{Model, Options};
 use ir::precision::Precision;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
+use planner::cluster::Cluster;
 use planner::inference::plan_forward;
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
@@ -60,7 +61,7 @@ pub struct Args {
     /// The directory for logits.npy, loss.npy and grads.safetensors
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// The cluster: cpu-local, or a file that describes this machine
+    /// The cluster: cpu-local for the cores of this machine, or GPUs like its own
     #[arg(long, value_name = "PRESET|FILE")]
     pub cluster: Option<PathArg>,
     /// Ranks: threads of this process with memory of their own [default: 1]
@@ -145,13 +146,18 @@ impl Answer {
 }
 
 impl Args {
-    fn place(&self) -> Where {
-        Where {
+    /// The cluster, on whose devices programs run, and how many of them.
+    fn devices(&self) -> Result<(Cluster, usize), Failure> {
+        let ranks = self.ranks.unwrap_or(1);
+        let place = Where {
             cluster: self.cluster.clone().unwrap_or_else(|| PathArg::from("cpu-local")),
-            ranks: self.ranks,
+            ranks: Some(ranks),
             nodes: None,
             calibration: self.calibration.clone(),
-        }
+        };
+        let cluster = place.cluster()?;
+        crate::training::check_runs_on(&cluster)?;
+        Ok((cluster, ranks))
     }
 }
 
@@ -182,19 +188,19 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     job::check_graph(&description, precision.accumulate)?;
     let dtype = precision.accumulate;
     let options = Options { seq: arrays.seq, dtype, dropout: Some(0.0), documents: false };
-    let model = crate::import(&description, &options)?;
+    let mut model = crate::import(&description, &options)?;
     let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
     let Some((_, weights)) = trained else {
         let headline = format!("the preset `{}` has no weights", args.model);
         let help = "name a directory with weights, or that of a run";
         return Err(usage("MODEL", headline).help(help).into());
     };
-    let place = args.place();
-    let cluster = place.cluster()?;
+    let (cluster, ranks) = args.devices()?;
+    crate::choose_layout(&mut model, cluster.target(), &precision);
     let question = PlanRequest {
         module: crate::prepare_as(&model, &precision)?,
         model: model.name.clone(),
-        ranks: place.ranks(&cluster),
+        ranks,
         cluster,
         global_batch_size: feed.samples,
         seq: feed.seq,
@@ -282,7 +288,8 @@ impl Work<'_> {
     fn compute_loss(&self, answer: &mut Answer) -> Result<(), Failure> {
         let Work { args, question, plan, model, weights, feed } = *self;
         let classes = crate::compile(&question.module, crate::LOSS, plan)?;
-        let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
+        let mut session =
+            crate::start(classes, plan.target, question.cluster.threads(question.ranks))?;
         weights.fill(&mut session, model)?;
         let labels = feed.labels.as_deref().unwrap_or_default();
         let batch = Batch { tokens: &feed.tokens, labels, ..Batch::default() };
@@ -312,10 +319,12 @@ impl Work<'_> {
         let mesh = Mesh { cp: 1, ..plan.mesh };
         let samples = feed.samples / mesh.dp;
         let forward = plan_forward(&module, LOGITS, mesh, [samples, feed.seq], precision)?;
+        let forward = Plan { target: plan.target, ..forward };
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
         let ids = Ids::of(&module, LOGITS);
         let classes = Classes { programs, kernels, mesh, ids };
-        let mut session = crate::start(classes, question.cluster.threads(mesh.ranks()))?;
+        let mut session =
+            crate::start(classes, plan.target, question.cluster.threads(mesh.ranks()))?;
         weights.fill(&mut session, model)?;
         let batch = Batch { tokens: &feed.tokens, ..Batch::default() };
         session.infer(0, &batch)?;

@@ -77,7 +77,8 @@ pub struct Args {
         required_unless_present = "resume"
     )]
     pub steps: Option<usize>,
-    /// The cluster: cpu-local, or a file that describes this machine
+    /// The cluster: cpu-local for the cores of this machine, or GPUs like its own [default:
+    /// cpu-local]
     #[arg(long, value_name = "PRESET|FILE", help_heading = WHERE)]
     pub cluster: Option<PathArg>,
     /// Ranks: threads of this process with memory of their own [default: 1]

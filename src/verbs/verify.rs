@@ -394,7 +394,8 @@ fn session(
     plan: &Plan,
     seed: u32,
 ) -> Result<Session, Failure> {
-    let mut session = crate::start(crate::compile(&question.module, crate::LOSS, plan)?, 1)?;
+    let classes = crate::compile(&question.module, crate::LOSS, plan)?;
+    let mut session = crate::start(classes, plan.target, 1)?;
     let inits: BTreeMap<&str, Init> =
         model.weights.iter().map(|w| (w.name.as_str(), w.init)).collect();
     let normal = |std| runtime::init::Init::Normal { std, zero_row: None };

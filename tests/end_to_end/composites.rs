@@ -449,7 +449,7 @@ fn interpreted(text: &str, weights: &[(String, Vec<f64>)]) -> f64 {
 fn step(classes: Classes, what: &str) -> (f64, Vec<(String, Vec<f64>)>) {
     let names: Vec<String> =
         classes.programs[0].weights.iter().map(|weight| weight.name.clone()).collect();
-    let mut session = start(classes, 1).unwrap_or_else(|why| panic!("{why:?}\n{what}"));
+    let mut session = start(classes, None, 1).unwrap_or_else(|why| panic!("{why:?}\n{what}"));
     session.init_weights(3, &|_, _| Init::Normal { std: 0.5, zero_row: None });
     let read = |name: String| {
         let values = session.read_weight(&name, Part::Weight).expect("it has the weight");

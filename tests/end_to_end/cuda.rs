@@ -103,7 +103,7 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most: f64, x| most.max(x.abs()))
 }
 
-/// Compiled for GPUs, a file has text, the same each time, that is listed and runs nowhere yet.
+/// Compiled for GPUs, a file has text, the same each time, that is listed, and runs on no core.
 /// Sectors are those of the bytes or more, of elementwise maps of rows these, and not known of
 /// kernels that ids decide.
 fn assert_accesses_are_shown(told: &serde_json::Value) {

@@ -216,6 +216,42 @@ fn gpus_exchange_by_nccl() {
     }
 }
 
+/// Requests are continued on GPUs as on CPUs, under a plan that was searched for them, too; the
+/// programs of a file for GPUs compute what those for CPUs do.
+#[test]
+fn gpus_infer_as_cpus() {
+    let Some(machine) = Machine::new("gpus-infer") else { return };
+    let answer = |line: &str| {
+        let output = machine.run_with(line, &[("FAKE_CAPABILITY", "8.0")]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "gantline {line}\n{errors}");
+        String::from_utf8(output.stdout).expect("answers are UTF-8")
+    };
+    let steps = "--data text.txt --gbs 8 --seq 32 --steps 20 --val-every 0 --out run";
+    answer(&format!("train tiny --from-scratch {steps}"));
+    machine.scratch.write("prompts.jsonl", "\"line 7\"\n\"no more\"\n\"says 4\"\n");
+    let asked = "generate run --prompts prompts.jsonl --max-tokens 6 --temperature 0";
+    let plan = "plan tiny --for inference --cluster a100 --dtype f32 --devices 4 --fix tp=2 \
+                --input-len 8 --output-len 8 --gbs 4";
+    answer(&format!("{plan} -o run.plan"));
+    let text = std::fs::read_to_string(machine.scratch.0.join("run.plan"));
+    let text = text.expect("the plan is written");
+    assert!(text.contains("on [pp=1, dp=2, tp=2] of a100\n  target sm_80\n"), "{text}");
+    assert!(text.contains("predict tokens_per_s "), "{text}");
+    let on_cpus = answer(&format!("{asked} --slots 2"));
+    assert_eq!(answer(&format!("{asked} --slots 2 --dp 2 --tp 2 --cluster a100")), on_cpus);
+    assert_eq!(answer(&format!("{asked} --plan run.plan --cluster a100")), on_cpus);
+    answer("compile tiny --ranks 2 --gbs 4 --seq 32 --arch sm_80 -o gpus.gtl");
+    answer("compile tiny --ranks 2 --gbs 4 --seq 32 -o cpus.gtl");
+    let loss = |file: &str| -> f64 {
+        let told: Value = serde_json::from_str(&answer(&format!("run {file} --json")))
+            .expect("the answer is one document");
+        told["loss"].as_f64().unwrap_or_else(|| panic!("a loss: {told:#}"))
+    };
+    let [ours, theirs] = ["gpus.gtl", "cpus.gtl"].map(loss);
+    assert!((ours - theirs).abs() <= 1e-5 * theirs, "{ours} and {theirs}");
+}
+
 /// What is lacking is told, with what there is.
 #[test]
 fn what_gpus_lack_is_told() {

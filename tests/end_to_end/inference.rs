@@ -125,8 +125,14 @@ fn check_text(case: &str, dtype: DType) {
     let ending = Ending { tokens_max: text.len() - prompt.len(), stops: Vec::new() };
     let mut all = |_| ControlFlow::Continue(());
     for mesh in [meshes(case), vec![mesh(1, 2, 1), mesh(1, 2, 2)]].concat() {
-        let options =
-            Options { capacity: text.len() - 1, sequences: 1, mesh, dtype, threads_per_rank: 1 };
+        let options = Options {
+            capacity: text.len() - 1,
+            sequences: 1,
+            mesh,
+            dtype,
+            threads_per_rank: 1,
+            target: None,
+        };
         let mut load = |session: &mut Session, model: &Model| {
             fill(case, session, model);
             Ok(())
@@ -202,8 +208,14 @@ fn beams_are_those_of_a_model_without_caches() {
             let search = BeamSearch { beams, length_penalty };
             let wanted = search.search(&mut reread, &prompt, &ending).expect("texts are found");
             for mesh in [mesh(1, 1, 1), mesh(1, 2, 1), mesh(1, 1, 2)] {
-                let options =
-                    Options { capacity: seq, sequences: beams, mesh, dtype, threads_per_rank: 1 };
+                let options = Options {
+                    capacity: seq,
+                    sequences: beams,
+                    mesh,
+                    dtype,
+                    threads_per_rank: 1,
+                    target: None,
+                };
                 let mut load = |session: &mut Session, model: &Model| {
                     fill(case, session, model);
                     Ok(())
@@ -250,7 +262,14 @@ fn texts_side_by_side_are_those_alone() {
             (mesh(2, 1, 1), DType::F64),
         ] {
             let texts = |sequences: usize| -> Vec<(Vec<u32>, bool)> {
-                let options = Options { capacity: 14, sequences, mesh, dtype, threads_per_rank: 1 };
+                let options = Options {
+                    capacity: 14,
+                    sequences,
+                    mesh,
+                    dtype,
+                    threads_per_rank: 1,
+                    target: None,
+                };
                 let mut load = |session: &mut Session, model: &Model| {
                     fill(case, session, model);
                     Ok(())
@@ -311,6 +330,7 @@ fn a_prompt_in_pieces_is_a_prompt_at_once() {
         mesh: mesh(1, 1, 1),
         dtype: DType::F64,
         threads_per_rank: 2,
+        target: None,
     };
     let mut load = |session: &mut Session, model: &Model| {
         fill(case, session, model);

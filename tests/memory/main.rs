@@ -116,7 +116,7 @@ fn check(mesh: [usize; 3], threads: usize) {
     let workspaces: u64 = footprints.iter().map(|f| f.workspace + f.mailboxes).sum();
     let bound = workspaces + (ranks * threads) as u64 * MIB;
     let whole = Region::new(ALLOCATOR);
-    let mut session = start(classes, threads).unwrap();
+    let mut session = start(classes, None, threads).unwrap();
     for at in 0..3 {
         let one = Region::new(ALLOCATOR);
         step(&mut session);
@@ -271,7 +271,7 @@ fn ranks_of_random_plans_allocate_what_is_predicted() {
         let of_rank: Vec<Footprint> =
             (0..plan.mesh.ranks()).map(|rank| predicted[classes.class_of(rank)]).collect();
         let whole = Region::new(ALLOCATOR);
-        let mut session = start(classes, 1).unwrap();
+        let mut session = start(classes, None, 1).unwrap();
         let ids: Vec<i32> =
             (0..plan.global_batch_size() * seq).map(|i| (i * i % 61) as i32).collect();
         let batch = Batch { tokens: &ids, labels: &ids, ..Batch::default() };

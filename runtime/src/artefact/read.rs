@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::{
-    Contents, FORMAT, KERNELS, Limits, MANIFEST, MEMBERS, MODULE, Machine, Manifest, PLAN,
-    PROGRAMS, REPORT, VERSION, source_member,
+    Contents, FORMAT, KERNELS, Limits, MANIFEST, MEMBERS, MODULE, Manifest, PLAN, PROGRAMS, REPORT,
+    VERSION, source_member,
 };
 use crate::error::Failure;
 use crate::map::Map;
@@ -32,15 +32,6 @@ type Parts = BTreeMap<String, Vec<u8>>;
 pub fn read(path: &Path, limits: &Limits) -> Result<Contents, Failure> {
     let map = Map::open(path)?;
     Ok(decode(&path.display().to_string(), &map, limits)?)
-}
-
-/// Reads an artefact that is to run on a machine.
-///
-/// **Errors.** As [`read`], and E4074 for each property that the machine lacks.
-pub fn read_for(path: &Path, limits: &Limits, machine: &Machine) -> Result<Contents, Failure> {
-    let contents = read(path, limits)?;
-    let unmet = contents.requirements.unmet(&path.display().to_string(), machine);
-    if unmet.is_empty() { Ok(contents) } else { Err(unmet.into()) }
 }
 
 /// Reads the bytes of an artefact; `source` names it in diagnostics.

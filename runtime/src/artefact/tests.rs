@@ -98,10 +98,9 @@ fn a_machine_that_lacks_something_is_told_what() {
     let path = scratch.join("tiny.gtl");
     write(&path, &contents()).unwrap();
     let present = contents().requirements.machine;
-    let refusals = |machine: &Machine| match read_for(&path, &Limits::default(), machine) {
-        Ok(_) => Vec::new(),
-        Err(Failure::Input(found)) => found.into_iter().map(|d| d.headline).collect(),
-        Err(Failure::World(error)) => panic!("{error}"),
+    let requirements = read(&path, &Limits::default()).unwrap().requirements;
+    let refusals = |machine: &Machine| -> Vec<String> {
+        requirements.unmet("tiny.gtl", machine).into_iter().map(|d| d.headline).collect()
     };
     assert_eq!(refusals(&present), [""; 0]);
     let wide = Machine { instruction_set: "avx512".to_owned(), cores: 64, ..present.clone() };

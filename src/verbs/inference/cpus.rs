@@ -18,6 +18,8 @@ use crate::job::{self, positions_max};
 use crate::output::{self, Table};
 use crate::verbs::flags::{Purpose, RequestFlags, Served};
 
+use super::Told;
+
 /// The request, for printing.
 struct Subject<'a> {
     model: &'a Model,
@@ -26,17 +28,6 @@ struct Subject<'a> {
     capacity: usize,
     dtype: DType,
     aim: Aim,
-}
-
-/// What is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// All meshes.
-    Ways,
-    /// All meshes, and how the plan is written.
-    WaysToWrite,
-    /// The plan's text.
-    Plan,
 }
 
 /// Whether a cluster has CPUs.

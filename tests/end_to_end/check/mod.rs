@@ -176,8 +176,14 @@ fn changed(sound: &Compiled, broken: &Compiled) -> Vec<(usize, String, u64)> {
 
 /// The programs of a generator, and their plan.
 fn for_inference(description: &Description, mesh: Mesh) -> Option<(Plan, Compiled)> {
-    let options =
-        Options { capacity: 20, sequences: 1, mesh, dtype: DType::F32, threads_per_rank: 1 };
+    let options = Options {
+        capacity: 20,
+        sequences: 1,
+        mesh,
+        dtype: DType::F32,
+        threads_per_rank: 1,
+        target: None,
+    };
     let mut generator = Generator::new(description, &options, &mut |_, _| Ok(())).ok()?;
     let plan = generator.plan().clone();
     let classes = generator.decoder().session().classes().clone();

@@ -202,8 +202,14 @@ impl Case {
         let weights = Weights::open(&self.folder).expect("the weights open");
         for mesh in [ONE, Mesh { pp: 2, ..ONE }] {
             let capacity = expected.len() - 1;
-            let options =
-                Options { capacity, sequences: 1, mesh, dtype: DType::F32, threads_per_rank: 1 };
+            let options = Options {
+                capacity,
+                sequences: 1,
+                mesh,
+                dtype: DType::F32,
+                threads_per_rank: 1,
+                target: None,
+            };
             let mut fill = |session: &mut Session, model: &Model| {
                 load_weights(session, &model.weights, &weights)?;
                 Ok(())
