@@ -238,7 +238,7 @@ pub fn gpus(
     let gpus = Gpus::open(ranks, kernels, arch, cache::folder("kernels").as_deref())?;
     if gpus.lack_nccl() {
         let slow = "GPUs exchange through the host's memory";
-        output::note(&format!("warning: {slow}: the loader finds no `libnccl.so`"));
+        output::note(&format!("warning: {slow}: the loader finds no `libnccl.so` (see `doctor`)"));
     }
     Ok(Some(gpus))
 }

@@ -69,10 +69,23 @@ pub struct Doctor {
     pub instruction_set: String,
     /// Kinds of devices that programs run on.
     pub executes_on: Vec<String>,
+    /// What the driver of NVIDIA GPUs shows.
+    pub gpus: Vec<ExecutingGpu>,
     /// Libraries that it looks for.
     pub libraries: Vec<LibraryRow>,
     /// Who started this process.
     pub launcher: Option<Launcher>,
+}
+
+/// A GPU of this machine.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ExecutingGpu {
+    /// As its driver names it.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// The architecture whose kernels run on it; none where no kernels are written for it.
+    pub kernels_for: Option<String>,
 }
 
 /// A library that is opened where it is there.

@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 
 use kernels::Bytes;
 use planner::machine::Machine;
+use runtime::cuda::Gpu;
+use runtime::cuda::context::Context;
+use runtime::cuda::nvrtc::{self, Nvrtc};
 use serde_json::Value;
 
-use crate::documents::{Doctor, Document, Launcher, LibraryRow};
+use crate::documents::{Doctor, Document, ExecutingGpu, Launcher, LibraryRow};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -30,6 +33,8 @@ struct Library {
     files: &'static [&'static str],
     /// What to do without it.
     way_out: &'static str,
+    /// Whether this version uses it.
+    is_used: bool,
 }
 
 /// Names of files: those of Open MPI 4 and 5, of MPICH and its relatives; of CUDA 12 and 13.
@@ -39,30 +44,37 @@ const LIBRARIES: [Library; 5] = [
         gives: "ranks on several machines",
         files: &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
         way_out: "install Open MPI or MPICH (Debian: libopenmpi3, libmpich12)",
+        is_used: false,
     },
     Library {
         name: "CUDA driver",
         gives: "NVIDIA GPUs",
         files: &["libcuda.so.1"],
         way_out: "install NVIDIA's driver; in a container, start it with --gpus all",
+        is_used: true,
     },
     Library {
         name: "NVRTC",
         gives: "generated kernels on GPUs",
-        files: &["libnvrtc.so.13", "libnvrtc.so.12"],
-        way_out: "install the CUDA toolkit, or its package cuda-nvrtc",
+        files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+        way_out: "install the CUDA toolkit, or its package cuda-nvrtc; GANTLINE_NVRTC says where \
+                  it is",
+        is_used: true,
     },
     Library {
         name: "cuBLASLt",
         gives: "products on GPUs",
         files: &["libcublasLt.so.13", "libcublasLt.so.12"],
         way_out: "install the CUDA toolkit, or its package libcublas",
+        is_used: false,
     },
     Library {
         name: "NCCL",
         gives: "collectives between GPUs",
-        files: &["libnccl.so.2"],
-        way_out: "install NCCL (Debian: libnccl2)",
+        files: &["libnccl.so"],
+        way_out: "install NCCL (Debian: libnccl-dev), or link libnccl.so to libnccl.so.2 in a \
+                  folder of LD_LIBRARY_PATH",
+        is_used: true,
     },
 ];
 
@@ -91,19 +103,34 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let machine = Machine::detect();
     let folders = folders();
     let found = LIBRARIES.map(|library| find(&library, &folders));
+    let gpus = gpus();
     if args.json {
-        output::answer_json(&document(&machine, &found));
+        output::answer_json(&document(&machine, &gpus, &found));
     } else {
-        output::answer(&page(&machine, &found));
+        output::answer(&page(&machine, &gpus, &found));
     }
     Ok(Exit::Success)
 }
 
-/// Where the dynamic linker looks: LD_LIBRARY_PATH first, then what it is configured with.
+/// The GPUs of this machine; none where the driver shows none.
+fn gpus() -> Vec<ExecutingGpu> {
+    let listed = runtime::cuda::gpus().unwrap_or_default();
+    let row = |(number, gpu): (usize, Gpu)| ExecutingGpu {
+        name: gpu.name,
+        memory_bytes: gpu.memory_bytes,
+        kernels_for: Context::open(number).ok().and_then(|it| Some(it.arch()?.to_string())),
+    };
+    listed.into_iter().enumerate().map(row).collect()
+}
+
+/// Where libraries are looked for: what GANTLINE_NVRTC says, then where the dynamic linker looks,
+/// LD_LIBRARY_PATH first and then what it is configured with.
 fn folders() -> Vec<PathBuf> {
+    let said = std::env::var_os(nvrtc::VARIABLE).map(PathBuf::from);
+    let said = said.map(|at| if at.is_file() { at.parent().map(PathBuf::from) } else { Some(at) });
     let given = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> =
-        std::env::split_paths(&given).filter(|folder| !folder.as_os_str().is_empty()).collect();
+    let given = std::env::split_paths(&given).filter(|folder| !folder.as_os_str().is_empty());
+    let mut folders: Vec<PathBuf> = said.flatten().into_iter().chain(given).collect();
     let configured = std::fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = configured.map(|entry| entry.path()).collect();
     files.sort();
@@ -127,7 +154,7 @@ fn launcher() -> Option<(&'static str, String, String)> {
     })
 }
 
-fn document(machine: &Machine, found: &[Option<PathBuf>]) -> Value {
+fn document(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>]) -> Value {
     let library = |(library, found): (&Library, &Option<PathBuf>)| LibraryRow {
         name: library.name.to_owned(),
         gives: library.gives.to_owned(),
@@ -142,21 +169,32 @@ fn document(machine: &Machine, found: &[Option<PathBuf>]) -> Value {
         cores: machine.cores as u64,
         memory_bytes: machine.memory_bytes,
         instruction_set: machine.instruction_set.clone(),
-        executes_on: vec!["cpu".to_owned()],
+        executes_on: [Some("cpu"), executes_on_gpus(gpus).then_some("cuda")]
+            .into_iter()
+            .flatten()
+            .map(str::to_owned)
+            .collect(),
+        gpus: gpus.to_vec(),
         libraries: LIBRARIES.iter().zip(found).map(library).collect(),
         launcher,
     };
     document.to_json()
 }
 
-fn page(machine: &Machine, found: &[Option<PathBuf>]) -> String {
+/// Whether programs run on some GPU.
+fn executes_on_gpus(gpus: &[ExecutingGpu]) -> bool {
+    gpus.iter().any(|gpu| gpu.kernels_for.is_some()) && Nvrtc::open().is_ok()
+}
+
+fn page(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>]) -> String {
     let Machine { cores, memory_bytes, instruction_set } = machine;
     let mut text = format!(
-        "gantline {}, executes on the cores of one machine\n\
+        "gantline {}, executes on the cores of one machine{}\n\
          cores    {cores}: as many ranks as that do not share one\n\
          memory   {}\n\
          kernels  for {instruction_set}{}\n",
         env!("CARGO_PKG_VERSION"),
+        if executes_on_gpus(gpus) { " and on its GPUs" } else { "" },
         Bytes(*memory_bytes),
         match instruction_set.as_str() {
             "portable" => ": slow; AVX2 or AVX-512 make products several times faster",
@@ -166,13 +204,23 @@ fn page(machine: &Machine, found: &[Option<PathBuf>]) -> String {
     if let Some((name, rank, ranks)) = launcher() {
         text += &format!("started  by {name} as rank {rank} of {ranks}\n");
     }
-    text += "\nlibraries, which this version looks for and does not use yet\n";
-    for (library, found) in LIBRARIES.iter().zip(found) {
-        let (name, gives) = (library.name, library.gives);
-        text += &match found {
-            Some(path) => format!("  found    {name}: {}, for {gives}\n", path.display()),
-            None => format!("  missing  {name}, for {gives}: {}\n", library.way_out),
+    for (number, ExecutingGpu { name, memory_bytes, kernels_for }) in gpus.iter().enumerate() {
+        let kernels = match kernels_for {
+            Some(arch) => format!("kernels for {arch}"),
+            None => "no kernels are written for it".to_owned(),
         };
+        text += &format!("gpu {number:<5}{name}, {}: {kernels}\n", Bytes(*memory_bytes));
+    }
+    for (is_used, what) in [(true, "libraries"), (false, "libraries that are not used yet")] {
+        text += &format!("\n{what}\n");
+        let all = LIBRARIES.iter().zip(found);
+        for (library, found) in all.filter(|(library, _)| library.is_used == is_used) {
+            let (name, gives) = (library.name, library.gives);
+            text += &match found {
+                Some(path) => format!("  found    {name}: {}, for {gives}\n", path.display()),
+                None => format!("  missing  {name}, for {gives}: {}\n", library.way_out),
+            };
+        }
     }
     text
 }

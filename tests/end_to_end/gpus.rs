@@ -252,6 +252,29 @@ fn gpus_infer_as_cpus() {
     assert!((ours - theirs).abs() <= 1e-5 * theirs, "{ours} and {theirs}");
 }
 
+/// GPUs are seen, and what is seen is a cluster to train on.
+#[test]
+fn gpus_are_seen() {
+    let Some(machine) = Machine::new("gpus-seen") else { return };
+    let memory = ("FAKE_BYTES", "85520809984");
+    let named = [("FAKE_NAME", "NVIDIA H100 80GB HBM3"), ("FAKE_GPUS", "2"), memory];
+    let answer = |line: &str| {
+        let output = machine.run_with(line, &named);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("answers are UTF-8")
+    };
+    let page = answer("doctor");
+    assert!(page.contains("of one machine and on its GPUs\n"), "{page}");
+    assert!(page.contains("gpu 1    NVIDIA H100 80GB HBM3, 79.65 GiB: kernels for sm_90a\n"));
+    assert!(page.contains("  found    NCCL: "), "{page}");
+    let told: Value = serde_json::from_str(&answer("doctor --json")).expect("one document");
+    assert_eq!(told["executes_on"], serde_json::json!(["cpu", "cuda"]));
+    answer("cluster detect -o here.toml");
+    let steps = "--from-scratch --seq 32 --data text.txt --steps 1 --val-every 0 --ranks 2";
+    let told = answer(&format!("train tiny {steps} --cluster here.toml {SHARDED} --out run"));
+    assert!(told.contains("steps       1 in "), "{told}");
+}
+
 /// What is lacking is told, with what there is.
 #[test]
 fn what_gpus_lack_is_told() {

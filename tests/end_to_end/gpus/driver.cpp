@@ -7,7 +7,7 @@
 //
 // GPUs have memory of their own: a launch or a copy that touches what the GPU in use does not have
 // fails, and new memory holds no zeros. How many there are, of which architecture and with how many
-// bytes, the environment says: FAKE_GPUS=2, FAKE_CAPABILITY=9.0, FAKE_BYTES=1073741824.
+// bytes, the environment says: FAKE_GPUS=2, FAKE_CAPABILITY=9.0, FAKE_BYTES=1073741824, FAKE_NAME=GPU.
 //
 // Compiled with COMPILER, the compiler of this machine, its OPTIONS for texts, and DEVICE_PRELUDE and
 // HOST_PRELUDE, files.
@@ -168,7 +168,10 @@ int cuDeviceGet(int* device, int ordinal) {
   if (ordinal < 0 || (size_t)ordinal >= gpus()) return INVALID_DEVICE;
   return *device = ordinal, SUCCESS;
 }
-int cuDeviceGetName(char* name, int length, int) { return snprintf(name, length, "a fake GPU"), SUCCESS; }
+int cuDeviceGetName(char* name, int length, int) {
+  const char* said = getenv("FAKE_NAME");
+  return snprintf(name, length, "%s", said ? said : "a fake GPU"), SUCCESS;
+}
 int cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = number("FAKE_BYTES", 1 << 30), SUCCESS; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   const char* said = getenv("FAKE_CAPABILITY");
