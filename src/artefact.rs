@@ -112,8 +112,12 @@ fn check_executable(question: &PlanRequest) -> Result<(), Diagnostic> {
             .help("use `--cluster cpu-local`, or a file with `extends = \"preset:cpu-local\"`")
     };
     if cluster.device.kind != Kind::Cpu {
-        let name = &cluster.name;
-        return Err(unsupported(format!("`{name}` can be planned for, and not be compiled for")));
+        let headline = format!("`{}` can be planned for, and not be compiled for", cluster.name);
+        let wrong = Diagnostic::error("E5010", Span::of("--cluster"), headline);
+        return Err(match cluster.target().and_then(Target::arch) {
+            Some(arch) => wrong.help(format!("leave it out, and write `--arch {arch}`")),
+            None => wrong.help("use `--cluster cpu-local`"),
+        });
     }
     if cluster.nodes > 1 {
         let nodes = cluster.nodes;
@@ -147,6 +151,8 @@ pub fn open(path: &Path) -> Result<Contents, Failure> {
     let Detected { cores, memory_bytes, instruction_set } = Detected::detect();
     let mut here = Machine { device: "cpu".to_owned(), instruction_set, cores, memory_bytes };
     let mut contents = read(path, &Limits::default())?;
+    // As they were compiled, whatever runs them: what does not fit a frame lies beside it.
+    check(&contents)?;
     let gpus = if contents.archs.is_empty() { None } else { gpus_here(cores) };
     match gpus {
         Some((machine, arch)) => {
@@ -160,7 +166,6 @@ pub fn open(path: &Path) -> Result<Contents, Failure> {
     if !unmet.is_empty() {
         return Err(unmet.into());
     }
-    check(&contents)?;
     Ok(contents)
 }
 

@@ -206,8 +206,8 @@ fn way_out(error: &runtime::Error) -> Option<String> {
     if let runtime::Error::Locked { .. } = error {
         return Some("wait for it to end or stop it, or choose another directory".to_owned());
     }
-    if let runtime::Error::Gpu(_) = error {
-        return Some("`--cluster cpu-local` runs on the cores of this machine".to_owned());
+    if let runtime::Error::Gpu { help, .. } = error {
+        return Some(help.clone());
     }
     if let Some(limit) = error.limit().filter(|_| !error.is_disk_full()) {
         return Some(format!("raise the limit on {limit}, or use fewer ranks or threads"));
@@ -233,7 +233,7 @@ fn way_out(error: &runtime::Error) -> Option<String> {
         | runtime::Error::Threads { .. }
         | runtime::Error::Locked { .. }
         | runtime::Error::Communication(_)
-        | runtime::Error::Gpu(_)
+        | runtime::Error::Gpu { .. }
         | runtime::Error::Abandoned => "make room, then give the same command again".to_owned(),
     })
 }

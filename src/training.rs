@@ -283,13 +283,17 @@ fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), 
     Ok((found.plan, found.best.name.to_string()))
 }
 
-/// A plan with what is predicted of it on the cluster that is asked about, if that has CPUs and the
-/// plan was made for another.
+/// A plan with what is predicted of it on the cluster that is asked about, if it was made for
+/// another: nothing, where that has GPUs.
 pub fn predicted_here(plan: Plan, question: &PlanRequest) -> Result<Plan, Diagnostic> {
     let cluster = &question.cluster;
     let is_of_cpus = cluster.target().is_some_and(|target| target.arch().is_none());
-    if !is_of_cpus || plan.cluster.split(" (").next() == Some(cluster.name.as_str()) {
+    if plan.cluster.split(" (").next() == Some(cluster.name.as_str()) {
         return Ok(plan);
+    }
+    if !is_of_cpus {
+        // What was predicted is of other devices.
+        return Ok(Plan { predictions: BTreeMap::new(), ..plan });
     }
     planner::compiled::predicted(&question.job(), &plan)
 }

@@ -143,10 +143,15 @@ impl Requirements {
     pub fn unmet(&self, source: &str, present: &Machine) -> Vec<Diagnostic> {
         let wanted = &self.machine;
         let mut unmet = Vec::new();
-        let mut lacks = |text: String| {
+        let is_there = wanted.device == present.device;
+        let mut lacks = |text: String, is_memory: bool| {
             let way_out = match &*wanted.device {
                 "cpu" => "compile it again for this machine, with `--cluster cpu-local`".to_owned(),
-                device if device == present.device => {
+                _ if is_there && is_memory => {
+                    "end other programs there, or compile it again under a plan for less memory"
+                        .to_owned()
+                }
+                _ if is_there => {
                     format!("compile it again with `--arch {}`", present.instruction_set)
                 }
                 _ => "compile it again for this machine, without `--arch`".to_owned(),
@@ -154,27 +159,39 @@ impl Requirements {
             unmet.push(Diagnostic::error("E4074", Span::of(source), text).help(way_out));
         };
         if wanted.device != present.device {
-            lacks(format!(
-                "it was compiled for `{}` devices, and this machine has `{}`",
-                wanted.device, present.device
-            ));
+            lacks(
+                format!(
+                    "it was compiled for `{}` devices, and this machine has `{}`",
+                    wanted.device, present.device
+                ),
+                false,
+            );
         } else if !present.executes(&wanted.instruction_set) {
-            lacks(format!(
-                "it was compiled for the instruction set `{}`, and this machine has `{}`",
-                wanted.instruction_set, present.instruction_set
-            ));
+            lacks(
+                format!(
+                    "it was compiled for the instruction set `{}`, and this machine has `{}`",
+                    wanted.instruction_set, present.instruction_set
+                ),
+                false,
+            );
         }
         if wanted.cores > present.cores {
-            lacks(format!(
-                "it was compiled for {} cores, and this machine has {}",
-                wanted.cores, present.cores
-            ));
+            lacks(
+                format!(
+                    "it was compiled for {} cores, and this machine has {}",
+                    wanted.cores, present.cores
+                ),
+                false,
+            );
         }
         if wanted.memory_bytes > present.memory_bytes {
-            lacks(format!(
-                "its {} ranks need {} bytes of memory, and this machine has {}",
-                self.ranks, wanted.memory_bytes, present.memory_bytes
-            ));
+            lacks(
+                format!(
+                    "its {} ranks need {} bytes of memory, and this machine has {}",
+                    self.ranks, wanted.memory_bytes, present.memory_bytes
+                ),
+                true,
+            );
         }
         unmet
     }

@@ -8,6 +8,7 @@ pub mod launch;
 pub mod memory;
 pub(crate) mod nccl;
 pub mod nvrtc;
+pub(crate) mod post;
 pub(crate) mod space;
 
 use std::fmt;

@@ -66,8 +66,13 @@ pub enum Error {
     #[error(transparent)]
     Communication(#[from] CommError),
     /// A GPU, its driver or its compiler is not there, or does not do what it is asked for.
-    #[error("{0}")]
-    Gpu(String),
+    #[error("{reason}")]
+    Gpu {
+        /// What is lacking or failed.
+        reason: String,
+        /// What to do about it.
+        help: String,
+    },
     /// A step was given up on request, before any rank began its update.
     #[error("the step was abandoned")]
     Abandoned,
@@ -108,7 +113,7 @@ impl Error {
             Error::Room { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
-            | Error::Gpu(_)
+            | Error::Gpu { .. }
             | Error::Abandoned => None,
         }
     }
@@ -122,7 +127,7 @@ impl Error {
             | Error::Room { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
-            | Error::Gpu(_)
+            | Error::Gpu { .. }
             | Error::Abandoned => false,
         }
     }
@@ -141,7 +146,7 @@ impl Error {
             Error::Threads { .. }
             | Error::Locked { .. }
             | Error::Communication(_)
-            | Error::Gpu(_)
+            | Error::Gpu { .. }
             | Error::Abandoned => false,
         }
     }

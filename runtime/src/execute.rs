@@ -443,6 +443,12 @@ impl Session {
         deadline: Duration,
     ) -> Result<(), Error> {
         let Devices::Gpus(gpus) = devices else { return Ok(()) };
+        if self.classes.mesh.pp > 1 {
+            let post = Arc::new(gpus.post());
+            for (rank, seat) in self.seats.iter().enumerate() {
+                lock(seat).memory.correspond(Arc::clone(&post), rank);
+            }
+        }
         let (groups, scratch) = rank::connections(&self.classes);
         let Some(ends) = gpus.connect(&groups, &scratch)? else { return Ok(()) };
         for ((seat, nccl), local) in self.seats.iter().zip(ends).zip(locals) {

@@ -31,7 +31,8 @@ pub struct Args {
     #[arg(long, value_name = "P", value_parser = amount)]
     pub dropout: Option<f64>,
     /// Architectures of GPUs that the file has the kernels' text for, as CUDA C++: sm_80, sm_89,
-    /// sm_90a, sm_100; `run` executes such a file where such a GPU is
+    /// sm_90a, sm_100 [default: the plan's, where one is given]; `run` executes such a file where
+    /// such a GPU is
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     pub arch: Vec<String>,
     /// The file to write [default: the model's name with .gtl]
@@ -41,8 +42,12 @@ pub struct Args {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let archs = archs(&args.arch)?;
+    let mut archs = archs(&args.arch)?;
     let given = args.plan.as_ref().map(read).transpose()?;
+    if let (true, Some((_, plan))) = (archs.is_empty(), &given) {
+        // What the plan is for, unless something else is said.
+        archs.extend(plan.target.and_then(Target::arch));
+    }
     let asked =
         given.as_ref().map_or_else(|| args.asked.clone(), |(_, plan)| args.asked.about(plan));
     let mut cluster = asked.place.cluster()?;

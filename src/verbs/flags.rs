@@ -155,8 +155,8 @@ impl RequestFlags {
         let cluster = self.place.cluster()?;
         let is_gpu = cluster.device.kind == Kind::Gpu;
         if is_gpu && !self.precision.is_empty() {
-            let headline = "roles are chosen for programs, which run on CPUs".to_owned();
-            return Err(usage("--precision", headline).help("leave it out").into());
+            let headline = "plans for GPUs are searched for with the usual types of each role";
+            return Err(usage("--precision", headline.to_owned()).help("leave it out").into());
         }
         if is_gpu {
             self.refuse_documents()?;
@@ -169,8 +169,8 @@ impl RequestFlags {
         if !self.document_mask {
             return Ok(());
         }
-        let headline = "documents are kept apart by programs, which run on CPUs";
-        let help = "leave it out: plans for GPUs are priced for one document a sample";
+        let headline = "plans for GPUs are searched for with one document a sample";
+        let help = "leave it out; `--cluster cpu-local` keeps documents apart on cores";
         Err(usage("--document-mask", headline).help(help).into())
     }
 

@@ -241,15 +241,19 @@ fn gpus_infer_as_cpus() {
     let on_cpus = answer(&format!("{asked} --slots 2"));
     assert_eq!(answer(&format!("{asked} --slots 2 --dp 2 --tp 2 --cluster a100")), on_cpus);
     assert_eq!(answer(&format!("{asked} --plan run.plan --cluster a100")), on_cpus);
-    answer("compile tiny --ranks 2 --gbs 4 --seq 32 --arch sm_80 -o gpus.gtl");
-    answer("compile tiny --ranks 2 --gbs 4 --seq 32 -o cpus.gtl");
+    // On the second of its architectures, whose workspaces are larger than those of the first.
+    let common = "compile tiny --ranks 2 --gbs 4 --seq 32 --dtype bf16";
+    answer(&format!("{common} --arch sm_80,sm_90a -o gpus.gtl"));
+    answer(&format!("{common} -o cpus.gtl"));
     let loss = |file: &str| -> f64 {
-        let told: Value = serde_json::from_str(&answer(&format!("run {file} --json")))
-            .expect("the answer is one document");
+        let line = format!("run {file} --weights run --json");
+        let output = machine.run_with(&line, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("one document");
         told["loss"].as_f64().unwrap_or_else(|| panic!("a loss: {told:#}"))
     };
     let [ours, theirs] = ["gpus.gtl", "cpus.gtl"].map(loss);
-    assert!((ours - theirs).abs() <= 1e-5 * theirs, "{ours} and {theirs}");
+    assert!((ours - theirs).abs() <= 2e-3 * theirs, "{ours} and {theirs}");
 }
 
 /// GPUs are seen, and what is seen is a cluster to train on.

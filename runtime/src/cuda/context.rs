@@ -82,6 +82,10 @@ impl Context {
         unsafe { ctx::set_current(self.handle) }.map_err(failure("cuCtxSetCurrent"))
     }
 
+    pub(super) fn handle(&self) -> CUcontext {
+        self.handle
+    }
+
     /// Multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
@@ -162,6 +166,19 @@ unsafe impl Send for Moment {}
 unsafe impl Sync for Moment {}
 
 impl Moment {
+    /// Lets launches of a GPU that are queued from now on wait for this moment, which may be one of
+    /// another GPU.
+    ///
+    /// # Errors
+    /// The wait cannot be queued.
+    pub(super) fn precedes_launches_of(&self, context: &Context) -> Result<(), Failure> {
+        context.bind()?;
+        // SAFETY: the event exists and was recorded; the null stream always exists.
+        unsafe { sys::cuStreamWaitEvent(std::ptr::null_mut(), self.handle, 0) }
+            .result()
+            .map_err(failure("cuStreamWaitEvent"))
+    }
+
     /// Seconds from an earlier moment to this one, for which this waits.
     ///
     /// # Errors

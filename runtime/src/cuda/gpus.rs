@@ -11,6 +11,7 @@ use super::compiled::Compiled;
 use super::context::Context;
 use super::nccl::{self, Nccl};
 use super::nvrtc::Nvrtc;
+use super::post::Post;
 use crate::error::Error;
 
 /// The GPUs of some ranks, opened, with the kernels of their programs.
@@ -27,6 +28,11 @@ impl Gpus {
         self.contexts.len() > 1 && !nccl::is_present()
     }
 
+    /// Mailboxes of the ranks.
+    pub(crate) fn post(&self) -> Post {
+        Post::new(&self.contexts)
+    }
+
     /// The ends of groups of ranks, for each rank; none where there is no NCCL.
     ///
     /// # Errors
@@ -40,7 +46,8 @@ impl Gpus {
             return Ok(None);
         }
         let world = Nccl::world(&self.contexts, groups, scratch);
-        world.map(Some).map_err(|why| Error::Gpu(format!("GPUs are not connected: {why}")))
+        let help = "NCCL_DEBUG=INFO says why; without `libnccl.so` they exchange over the host";
+        world.map(Some).map_err(|why| gpu_error(format!("GPUs are not connected: {why}"), help))
     }
 
     /// Opens as many GPUs as there are ranks, in the driver's order, and compiles the kernels for
@@ -55,31 +62,38 @@ impl Gpus {
         arch: Arch,
         folder: Option<&Path>,
     ) -> Result<Gpus, Error> {
-        let listed = super::gpus().map_err(|absent| Error::Gpu(absent.to_string()))?;
+        let missing = "`gantline doctor` says what is missing; `--cluster cpu-local` runs on cores";
+        let lacking = |why: String| gpu_error(why, missing);
+        let listed = super::gpus().map_err(|absent| lacking(absent.to_string()))?;
         if listed.len() < ranks {
             let (is, has) = (plural(ranks), plural(listed.len()));
-            return Err(Error::Gpu(format!("the plan is for {is}, and this machine has {has}")));
+            let reason = format!("the plan is for {is}, and this machine has {has}");
+            let help = format!("plan for as many as there are, with `--ranks {}`", listed.len());
+            return Err(gpu_error(reason, &help));
         }
         let open = |ordinal: usize| {
-            let context =
-                Context::open(ordinal).map_err(|absent| Error::Gpu(absent.to_string()))?;
+            let context = Context::open(ordinal).map_err(|absent| lacking(absent.to_string()))?;
             let name = &listed[ordinal].name;
             match context.arch() {
                 Some(found) if found == arch => Ok(context),
                 Some(found) => {
                     let what = format!("the plan is for {arch}, and GPU {ordinal} ({name}) is");
-                    Err(Error::Gpu(format!("{what} {found}")))
+                    let help = format!("plan for GPUs like it: `--cluster {}`", like(found));
+                    Err(gpu_error(format!("{what} {found}"), &help))
                 }
                 None => {
                     let what = format!("GPU {ordinal} ({name}) has an architecture for which");
-                    Err(Error::Gpu(format!("{what} no kernels are written")))
+                    Err(lacking(format!("{what} no kernels are written")))
                 }
             }
         };
         let contexts: Vec<Arc<Context>> = (0..ranks).map(open).collect::<Result<_, _>>()?;
-        let nvrtc = Nvrtc::open().map_err(|absent| Error::Gpu(absent.to_string()))?;
+        let nvrtc = Nvrtc::open().map_err(|absent| lacking(absent.to_string()))?;
         let compiled = Compiled::new(&nvrtc, kernels, arch, folder);
-        let refused = |log| Error::Gpu(format!("the kernels are not compiled: {log}"));
+        let refused = |log| {
+            let help = "this is a defect of the kernels' text, or an NVRTC that is older than 12.9";
+            gpu_error(format!("the kernels are not compiled: {log}"), help)
+        };
         Ok(Gpus { contexts, compiled: Arc::new(compiled.map_err(refused)?) })
     }
 
@@ -89,6 +103,20 @@ impl Gpus {
     /// There are fewer.
     pub fn some(&self, which: Range<usize>) -> Gpus {
         Gpus { contexts: self.contexts[which].to_vec(), compiled: Arc::clone(&self.compiled) }
+    }
+}
+
+fn gpu_error(reason: String, help: &str) -> Error {
+    Error::Gpu { reason, help: help.to_owned() }
+}
+
+/// A preset of GPUs of an architecture.
+fn like(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Sm80 => "a100",
+        Arch::Sm89 => "l4",
+        Arch::Sm90a => "h100",
+        Arch::Sm100 => "b200",
     }
 }
 

@@ -44,6 +44,22 @@ impl Piece<'_> {
         Piece { memory: self.memory, range: from..to }
     }
 
+    /// Queues a copy of as many bytes of the same GPU to these.
+    ///
+    /// # Errors
+    /// An earlier launch has failed.
+    ///
+    /// # Panics
+    /// They are not as many.
+    pub(super) fn copy_from(&self, from: &Piece<'_>) -> Result<(), Failure> {
+        assert_eq!(self.len(), from.len(), "a copy is as long as what is copied");
+        self.memory.context.bind()?;
+        let (to, from, stream) = (self.address(), from.address(), std::ptr::null_mut());
+        // SAFETY: both have as many bytes, and stay until the driver has freed them, which waits.
+        unsafe { result::memcpy_dtod_async(to, from, self.len(), stream) }
+            .map_err(failure("cuMemcpyDtoDAsync"))
+    }
+
     /// Where it starts.
     pub(super) fn address(&self) -> CUdeviceptr {
         self.memory.start + self.range.start as CUdeviceptr

@@ -151,7 +151,9 @@ impl Nccl {
     ) -> Result<(), Failure> {
         self.context.bind()?;
         let member = self.groups.iter().find(|(members, _)| members == group.members());
-        let (_, member) = member.expect("a rank exchanges in its own groups");
+        let Some((_, member)) = member else {
+            unreachable!("a rank exchanges in its own groups");
+        };
         let call = Call { member, size: dtype.size() as usize, dtype, scratch: &self.scratch };
         match collective {
             Collective::AllReduce(combiner) => {
@@ -330,7 +332,7 @@ impl Call<'_> {
     }
 
     fn kind(&self) -> ncclDataType_t {
-        reduced(self.dtype).expect("asked before: NCCL reduces the type")
+        reduced(self.dtype).unwrap_or_else(|| unreachable!("asked before: NCCL reduces the type"))
     }
 
     /// Where the members' pieces are in bytes, one after the other.

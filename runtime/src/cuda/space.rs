@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ir::DType;
@@ -14,6 +15,7 @@ use super::gpus::Gpus;
 use super::launch::Launch;
 use super::memory::Memory;
 use super::nccl::{Collective, Nccl};
+use super::post::Post;
 use crate::communicator::{CommError, Group};
 use crate::local::arena::Lent;
 use crate::local::mover::Extent;
@@ -32,6 +34,8 @@ pub(crate) struct Space {
     beside: Memory,
     /// Copies from and to the host's memory; none where a program has no other.
     copies: Option<Copies>,
+    /// Messages to and from other ranks, and which rank this is.
+    post: Option<(Arc<Post>, usize)>,
     /// What connects it with the GPUs of other ranks.
     connection: Option<Connection>,
 }
@@ -71,7 +75,37 @@ impl Space {
         let has_copies = host.iter().any(|lent| lent.bytes().1 > 0);
         let copies = has_copies.then(|| Copies::new(context, host)).transpose()?;
         let beside = Memory::new(context, 0)?;
-        Ok(Space { memory, launches, beside, copies, connection: None })
+        Ok(Space { memory, launches, beside, copies, post: None, connection: None })
+    }
+
+    /// Lets it send to other ranks, and receive from them.
+    pub(crate) fn correspond(&mut self, post: Arc<Post>, rank: usize) {
+        self.post = Some((post, rank));
+    }
+
+    /// Sends a range to a rank, after all launches that were queued. The receiver is to be told.
+    ///
+    /// # Errors
+    /// The copy cannot be queued.
+    pub(crate) fn send(&self, to: usize, range: Range<usize>) -> Result<(), Failure> {
+        let (post, rank) = self.mailboxes();
+        post.send(rank, to, &self.memory.piece(range))
+    }
+
+    /// Receives a range from a rank, which has told that it is sent.
+    ///
+    /// # Errors
+    /// The copy cannot be queued.
+    pub(crate) fn receive(&mut self, from: usize, range: Range<usize>) -> Result<(), Failure> {
+        let (post, rank) = self.mailboxes();
+        post.receive(from, rank, &self.memory.piece(range))
+    }
+
+    fn mailboxes(&self) -> (&Post, usize) {
+        let Some((post, rank)) = &self.post else {
+            unreachable!("programs with several stages have mailboxes");
+        };
+        (post, *rank)
     }
 
     /// Connects it with the GPUs of other ranks.
@@ -98,7 +132,9 @@ impl Space {
         dtype: DType,
         ranges: [Range<usize>; 2],
     ) -> Result<(), Failure> {
-        let connection = self.connection.as_mut().expect("asked before: it is connected");
+        let Some(connection) = &mut self.connection else {
+            unreachable!("asked before: it is connected");
+        };
         let pieces = ranges.map(|range| self.memory.piece(range));
         connection.nccl.start(group, collective, dtype, pieces)
     }
@@ -120,7 +156,9 @@ impl Space {
         host: (usize, Lent),
         ends: [Extent; 2],
     ) -> Result<(), Failure> {
-        let copies = self.copies.as_mut().expect("there is memory of the host to copy to");
+        let Some(copies) = &mut self.copies else {
+            unreachable!("there is memory of the host to copy to");
+        };
         copies.begin(way, &self.memory.piece(range), host, ends)
     }
 

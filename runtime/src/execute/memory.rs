@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use ir::plan::Place;
 use ir::program::Program;
@@ -12,6 +13,7 @@ use kernels::Kernel;
 use crate::cuda::context::Failure;
 use crate::cuda::copies::Way;
 use crate::cuda::gpus::Gpus;
+use crate::cuda::post::Post;
 use crate::cuda::space::{Connection, Space};
 use crate::error::Error;
 use crate::local::arena::Arena;
@@ -50,8 +52,10 @@ impl Memory {
             Space::new(gpus, rank, kernels, on_device as usize, away)
         };
         let gpu = gpus.map(space).transpose();
-        let failed =
-            |why| Error::Gpu(format!("rank {rank} has no {on_device} bytes on its GPU: {why}"));
+        let failed = |why| Error::Gpu {
+            reason: format!("rank {rank} has no {on_device} bytes on its GPU: {why}"),
+            help: "end other programs there, or plan for less with `--memory`".to_owned(),
+        };
         let gpu = gpu.map_err(failed)?;
         let on_device = if gpu.is_some() { 0 } else { on_device };
         Ok(Memory { arenas: [in_memory(on_device)?, host, disk], gpu })
@@ -162,6 +166,13 @@ impl Memory {
         self.gpu.as_mut().map_or(Ok(()), Space::synchronize)
     }
 
+    /// Lets the GPU send to those of other ranks, and receive from them.
+    pub(super) fn correspond(&mut self, post: Arc<Post>, rank: usize) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.correspond(post, rank);
+        }
+    }
+
     /// Connects the GPU with those of other ranks.
     pub(super) fn connect(&mut self, connection: Connection) {
         if let Some(gpu) = &mut self.gpu {
@@ -184,17 +195,6 @@ pub(super) enum Device<'a> {
 }
 
 impl Device<'_> {
-    /// Reads a range.
-    pub(super) fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [u8]>, Failure> {
-        match self {
-            Device::Host(arena) => Ok(Cow::Borrowed(arena.bytes(range))),
-            Device::Gpu(gpu) => {
-                gpu.synchronize()?;
-                gpu.read(range).map(Cow::Owned)
-            }
-        }
-    }
-
     /// Writes a range, of which `fill` changes every byte.
     pub(super) fn fill<T>(
         &mut self,

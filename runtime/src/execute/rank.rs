@@ -257,16 +257,13 @@ impl Runner {
                     self.call(*routine, call, inputs.examines, seat)?;
                 }
                 Step::Send { to, buffer } => {
-                    let mut device = seat.memory.device();
-                    let bytes = device.read(range(buffer_of(program, *buffer)))?;
-                    self.communicator.send(self.peer(*to), &bytes)?;
+                    let range = range(buffer_of(program, *buffer));
+                    self.send(self.peer(*to), range, seat.memory.device())?;
                     self.waited += start.elapsed();
                 }
                 Step::Receive { from, buffer } => {
-                    let peer = self.peer(*from);
-                    let receive = |bytes: &mut [u8]| self.communicator.receive(peer, bytes);
                     let range = range(buffer_of(program, *buffer));
-                    seat.memory.device().fill(range, receive)??;
+                    self.receive(self.peer(*from), range, seat.memory.device())?;
                     self.waited += start.elapsed();
                 }
                 Step::Move { from, to } => {
@@ -281,6 +278,29 @@ impl Runner {
             if self.tracing != Tracing::None {
                 seat.memory.synchronize()?;
                 seat.spans.push(self.span(start));
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, peer: usize, range: Range<usize>, device: Device<'_>) -> Result<(), Stop> {
+        match device {
+            Device::Host(arena) => self.communicator.send(peer, arena.bytes(range))?,
+            Device::Gpu(gpu) => {
+                gpu.send(peer, range)?;
+                // The receiver is told that it is on its way.
+                self.communicator.send(peer, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&self, peer: usize, range: Range<usize>, device: Device<'_>) -> Result<(), Stop> {
+        match device {
+            Device::Host(arena) => self.communicator.receive(peer, arena.bytes_mut(range))?,
+            Device::Gpu(gpu) => {
+                self.communicator.receive(peer, &mut [])?;
+                gpu.receive(peer, range)?;
             }
         }
         Ok(())

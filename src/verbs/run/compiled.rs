@@ -111,8 +111,9 @@ impl Compiled<'_> {
             crate::import(&description, &Options { seq, dtype, dropout: None, documents: false })?;
         let weights = |module: &Module| {
             let function = module.function(crate::LOSS)?;
-            let param = |id| (function.value(id).name.clone(), function.ty(id).clone());
-            let is_weight = |(name, _): &(String, ir::TensorType)| name != "tokens";
+            // Their types are those of the precision.
+            let param = |id| (function.value(id).name.clone(), function.ty(id).dims.clone());
+            let is_weight = |(name, _): &(String, Vec<ir::Dim>)| name != "tokens";
             Some(function.params().map(param).take_while(is_weight).collect::<Vec<_>>())
         };
         if weights(&model.module) != weights(&self.module) {

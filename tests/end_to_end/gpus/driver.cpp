@@ -284,6 +284,11 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
   if (!has(from, bytes) || !has(to, bytes)) return fails(ILLEGAL_ADDRESS, "a copy beyond memory");
   return memcpy((void*)to, (const void*)from, bytes), SUCCESS;
 }
+int cuMemcpyPeerAsync(unsigned long long to, void* its, unsigned long long from, void* own, size_t bytes, void*) {
+  bool there = has_memory((int)(uintptr_t)its, to, bytes), here = has_memory((int)(uintptr_t)own, from, bytes);
+  if (!there || !here || own != (void*)(uintptr_t)current) return fails(ILLEGAL_ADDRESS, "a message between other GPUs");
+  return memcpy((void*)to, (const void*)from, bytes), SUCCESS;
+}
 // Rows of device memory; the layout of CUDA_MEMCPY2D.
 struct Rows {
   size_t from_x, from_y;
