@@ -65,7 +65,7 @@ pub mod failure;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use codegen::compile::Compiled;
 use codegen::prepare::{Preparation, Purpose};
@@ -93,6 +93,8 @@ pub const LOSS: &str = "loss";
 const DEADLINE: Duration = Duration::from_secs(300);
 /// The least deadline of a rank, for steps that are predicted to take next to no time.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
+/// From how long on it is said that kernels were compiled. Chosen: what users wonder about.
+const TOLD_FROM: Duration = Duration::from_secs(2);
 /// Deadline of a rank, in predicted steps: a rank that takes longer is not slow, it hangs.
 const DEADLINE_STEPS: f64 = 5.0;
 
@@ -235,7 +237,12 @@ pub fn gpus(
     kernels: &[Kernel],
 ) -> Result<Option<Gpus>, Failure> {
     let Some(arch) = target.and_then(Target::arch) else { return Ok(None) };
+    let start = Instant::now();
     let gpus = Gpus::open(ranks, kernels, arch, cache::folder("kernels").as_deref())?;
+    if start.elapsed() > TOLD_FROM {
+        let (count, took) = (kernels.len(), output::seconds(start.elapsed().as_secs_f64()));
+        output::note(&format!("kernels  {count} compiled for {arch} in {took}"));
+    }
     if gpus.lack_nccl() {
         let slow = "GPUs exchange through the host's memory";
         output::note(&format!("warning: {slow}: the loader finds no `libnccl.so` (see `doctor`)"));

@@ -5,10 +5,10 @@ pub mod context;
 pub(crate) mod copies;
 pub mod gpus;
 pub mod launch;
+pub(crate) mod mailboxes;
 pub mod memory;
 pub(crate) mod nccl;
 pub mod nvrtc;
-pub(crate) mod post;
 pub(crate) mod space;
 
 use std::fmt;

@@ -444,9 +444,9 @@ impl Session {
     ) -> Result<(), Error> {
         let Devices::Gpus(gpus) = devices else { return Ok(()) };
         if self.classes.mesh.pp > 1 {
-            let post = Arc::new(gpus.post());
+            let mailboxes = Arc::new(gpus.mailboxes());
             for (rank, seat) in self.seats.iter().enumerate() {
-                lock(seat).memory.correspond(Arc::clone(&post), rank);
+                lock(seat).memory.connect_stages(Arc::clone(&mailboxes), rank);
             }
         }
         let (groups, scratch) = rank::connections(&self.classes);

@@ -1,6 +1,7 @@
 //! Plans for GPUs, trained on them: on a driver that executes the text of kernels on the CPU,
 //! behind the functions of CUDA and of NVRTC that the program opens at run time.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -24,20 +25,39 @@ const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 257, "max_position
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2}"#;
 
+/// A tiny Mixtral.
+const EXPERTS: &str = r#"{"model_type": "mixtral", "vocab_size": 256, "hidden_size": 32,
+    "max_position_embeddings": 64, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2}"#;
+/// Decisions of a pipeline.
+const PIPELINED: &str = "--seq 32 --gbs 4 --fix pp=2 --fix dp=2";
 /// Decisions that tests share, so that their kernels are compiled once.
-const TENSOR: &str = "--gbs 8 --fix tp=2 --fix dp=2 --fix sp=1 --fix zero=1 --fix mbs=4";
+const TENSOR: &str = "--seq 33 --gbs 8 --fix tp=2 --fix dp=2 --fix sp=1 --fix zero=1 --fix mbs=4";
 /// The same, of what ranks hold shards of.
-const SHARDED: &str = "--gbs 4 --fix dp=2 --fix zero=3 --fix mbs=2";
+const SHARDED: &str = "--seq 32 --gbs 4 --fix dp=2 --fix zero=3 --fix mbs=2";
 
-/// The folder with the driver's libraries, and one for machine code that tests share; none where
-/// this machine has no compiler.
+/// Where machine code is kept that tests share: by the prelude behind which it was compiled.
+fn cache() -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    host_prelude().hash(&mut hasher);
+    let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver-cache");
+    let own = format!("{:016x}", hasher.finish());
+    for other in std::fs::read_dir(&all).into_iter().flatten().flatten() {
+        if other.file_name() != *own {
+            let _ = std::fs::remove_dir_all(other.path());
+        }
+    }
+    all.join(own)
+}
+
+/// The folder with the driver's libraries; none where this machine has no compiler.
 #[allow(clippy::print_stdout)]
 fn driver() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
         let compiler = compiler()?;
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
-        // What was compiled behind another prelude is not used again.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
         let mut options = String::from("-std=c++17 -O1 -w -fPIC -ffp-contract=off -fno-gnu-unique");
@@ -82,6 +102,7 @@ fn driver() -> Option<&'static Path> {
 struct Machine {
     scratch: Scratch,
     driver: &'static Path,
+    cache: PathBuf,
 }
 
 impl Machine {
@@ -89,15 +110,16 @@ impl Machine {
         let driver = driver()?;
         let scratch = Scratch::new(name);
         scratch.write("tiny/config.json", CONFIG);
+        scratch.write("experts/config.json", EXPERTS);
         scratch.write("text.txt", &text());
-        Some(Machine { scratch, driver })
+        Some(Machine { scratch, driver, cache: cache() })
     }
 
     /// What a command does where the environment says more.
     fn run_with(&self, line: &str, environment: &[(&str, &str)]) -> Output {
         let mut command = self.scratch.command(&[], line);
         command.env("LD_LIBRARY_PATH", self.driver).env("GANTLINE_NVRTC", self.driver);
-        command.env("XDG_CACHE_HOME", self.driver.join("cache")).env("FAKE_GPUS", "4");
+        command.env("XDG_CACHE_HOME", &self.cache).env("FAKE_GPUS", "4");
         command.envs(environment.iter().copied()).output().expect("the program starts")
     }
 
@@ -137,13 +159,13 @@ fn plans_for_gpus_train_as_on_cpus() {
     let Some(machine) = Machine::new("gpus-train") else { return };
     let offloaded = "--fix offload-optimizer=host --fix offload-activations=host";
     let cases = [
-        ("a100", "8.0", 1, "--gbs 4 --dtype f32".to_owned(), 2e-5),
+        ("a100", "8.0", 1, "--seq 32 --gbs 4 --dtype f32".to_owned(), 2e-5),
         ("h100", "9.0", 4, TENSOR.to_owned(), 2e-3),
-        ("h100", "9.0", 4, "--gbs 4 --fix pp=2 --fix dp=2 --fix zero=1 --fix mbs=1".into(), 2e-3),
+        ("h100", "9.0", 4, format!("{PIPELINED} --fix zero=1 --fix mbs=1"), 2e-3),
         ("h100", "9.0", 2, format!("{SHARDED} {offloaded}"), 2e-3),
     ];
     for (at, (cluster, capability, ranks, decisions, tolerance)) in cases.into_iter().enumerate() {
-        let asked = format!("plan tiny --cluster {cluster} --devices {ranks} --seq 32 {decisions}");
+        let asked = format!("plan tiny --cluster {cluster} --devices {ranks} {decisions}");
         machine.scratch.answer(&format!("{asked} -o {at}.plan"));
         let run = |cluster: &str, out: &str| {
             let steps = "--from-scratch --data text.txt --steps 3 --val-every 2 --val-batches 1";
@@ -163,8 +185,7 @@ fn plans_for_gpus_train_as_on_cpus() {
 fn runs_on_gpus_go_on_bit_for_bit() {
     let Some(machine) = Machine::new("gpus-resume") else { return };
     let common = format!(
-        "tiny --from-scratch --cluster h100 --ranks 2 --seq 32 --data text.txt --val-every 0 \
-         {SHARDED}"
+        "tiny --from-scratch --cluster h100 --ranks 2 --data text.txt --val-every 0 {SHARDED}"
     );
     let whole = machine.train(&format!("{common} --steps 4 --out whole"), "whole", "9.0");
     machine.train(&format!("{common} --steps 2 --out parts"), "parts", "9.0");
@@ -176,7 +197,8 @@ fn runs_on_gpus_go_on_bit_for_bit() {
 }
 
 /// GPUs exchange by NCCL what they would else exchange through the host's memory, to the same bits
-/// where NCCL adds in the order of ranks: also pieces that are not alike, and such as are strided.
+/// where NCCL adds in the order of ranks: also pieces that are not alike, such as are strided, and
+/// what experts exchange.
 #[test]
 fn gpus_exchange_by_nccl() {
     let Some(machine) = Machine::new("gpus-nccl") else { return };
@@ -188,17 +210,17 @@ fn gpus_exchange_by_nccl() {
     }
     let alone = alone.display().to_string();
     for (at, (ranks, decisions, calls)) in [
-        (4, format!("--seq 32 {TENSOR}"), 4),
-        (2, "--gbs 2 --seq 128 --fix cp=2 --fix mbs=2".to_owned(), 2),
-        (2, format!("--seq 32 {SHARDED}"), 2),
+        (4, format!("tiny {TENSOR}"), 4),
+        (2, "tiny --gbs 2 --seq 128 --fix cp=2 --fix mbs=2".to_owned(), 2),
+        (2, "experts --gbs 4 --seq 32 --fix dp=2 --fix ep=2".to_owned(), 2),
     ]
     .into_iter()
     .enumerate()
     {
         let steps = |out: &str, environment: &[(&str, &str)]| {
             let asked = format!(
-                "train tiny --from-scratch --cluster h100 --ranks {ranks} \
-                 --data text.txt --steps 2 --val-every 0 {decisions} --out {out}"
+                "train {decisions} --from-scratch --cluster h100 --ranks {ranks} \
+                 --data text.txt --steps 2 --val-every 0 --out {out}"
             );
             let output = machine.run_with(&asked, environment);
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -274,7 +296,7 @@ fn gpus_are_seen() {
     let told: Value = serde_json::from_str(&answer("doctor --json")).expect("one document");
     assert_eq!(told["executes_on"], serde_json::json!(["cpu", "cuda"]));
     answer("cluster detect -o here.toml");
-    let steps = "--from-scratch --seq 32 --data text.txt --steps 1 --val-every 0 --ranks 2";
+    let steps = "--from-scratch --data text.txt --steps 1 --val-every 0 --ranks 2";
     let told = answer(&format!("train tiny {steps} --cluster here.toml {SHARDED} --out run"));
     assert!(told.contains("steps       1 in "), "{told}");
 }
@@ -284,7 +306,7 @@ fn gpus_are_seen() {
 fn what_gpus_lack_is_told() {
     let Some(machine) = Machine::new("gpus-lacking") else { return };
     let asked = format!(
-        "train tiny --from-scratch --cluster h100 --ranks 2 --seq 32 --steps 1 --data text.txt \
+        "train tiny --from-scratch --cluster h100 --ranks 2 --steps 1 --data text.txt \
          --out run {SHARDED}"
     );
     for (variable, value, says) in [

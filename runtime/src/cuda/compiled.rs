@@ -17,6 +17,10 @@ use super::nvrtc::Nvrtc;
 /// text wait for each other. Chosen.
 const AT_ONCE: usize = 4;
 
+/// Files of machine code that are kept; the oldest go first. Chosen: some hundred plans, and a few
+/// hundred megabytes.
+const KEPT_MAX: usize = 4096;
+
 /// Kernels, compiled.
 #[derive(Debug)]
 pub struct Compiled {
@@ -73,6 +77,7 @@ impl Compiled {
             workers.into_iter().flat_map(join).collect()
         });
         all.sort_by_key(|(at, _)| *at);
+        folder.into_iter().for_each(forget_oldest);
         let cubins: Result<Vec<Vec<u8>>, String> = all.into_iter().map(|(_, of)| of).collect();
         Ok(Compiled { functions, cubins: cubins? })
     }
@@ -95,6 +100,19 @@ impl Compiled {
             }
         }
         Ok(launches)
+    }
+}
+
+/// Lets go of machine code that was written long ago.
+fn forget_oldest(folder: &Path) {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let written = |file: &fs::DirEntry| file.metadata().and_then(|of| of.modified()).ok();
+    let mut files: Vec<_> = files.filter_map(|file| Some((written(&file)?, file.path()))).collect();
+    files.sort();
+    let surplus = files.len().saturating_sub(KEPT_MAX);
+    for (_, path) in files.drain(..surplus) {
+        // Another process may have done so, and what is needed is compiled again.
+        let _ = fs::remove_file(path);
     }
 }
 

@@ -31,13 +31,13 @@ pub(super) struct Copies {
 // SAFETY: handles of the driver, which takes calls of any thread.
 unsafe impl Send for Copies {}
 
-/// Which way a copy goes.
+/// Where a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From the GPU.
-    Out,
-    /// To the GPU.
-    In,
+pub(crate) enum Direction {
+    /// From the GPU to the host.
+    ToHost,
+    /// From the host to the GPU.
+    ToDevice,
 }
 
 impl Copies {
@@ -69,7 +69,7 @@ impl Copies {
     /// The ends differ in length.
     pub(super) fn begin(
         &mut self,
-        way: Way,
+        direction: Direction,
         device: &Piece<'_>,
         (arena, host): (usize, Lent),
         ends: [Extent; 2],
@@ -88,13 +88,13 @@ impl Copies {
         // SAFETY: what is lent stays until the host knows that the copy has ended, and nothing else
         // uses it meanwhile; the memory of the GPU stays as long as this.
         unsafe {
-            match way {
-                Way::Out => {
+            match direction {
+                Direction::ToHost => {
                     let bytes = std::slice::from_raw_parts_mut(start, len);
                     result::memcpy_dtoh_async(bytes, device.address(), self.stream)
                         .map_err(failure("cuMemcpyDtoHAsync"))?;
                 }
-                Way::In => {
+                Direction::ToDevice => {
                     let bytes = std::slice::from_raw_parts(start.cast_const(), len);
                     result::memcpy_htod_async(device.address(), bytes, self.stream)
                         .map_err(failure("cuMemcpyHtoDAsync"))?;

@@ -9,9 +9,9 @@ use kernels::cuda::Arch;
 
 use super::compiled::Compiled;
 use super::context::Context;
+use super::mailboxes::Mailboxes;
 use super::nccl::{self, Nccl};
 use super::nvrtc::Nvrtc;
-use super::post::Post;
 use crate::error::Error;
 
 /// The GPUs of some ranks, opened, with the kernels of their programs.
@@ -29,8 +29,8 @@ impl Gpus {
     }
 
     /// Mailboxes of the ranks.
-    pub(crate) fn post(&self) -> Post {
-        Post::new(&self.contexts)
+    pub(crate) fn mailboxes(&self) -> Mailboxes {
+        Mailboxes::new(&self.contexts)
     }
 
     /// The ends of groups of ranks, for each rank; none where there is no NCCL.

@@ -10,12 +10,12 @@ use ir::DType;
 use kernels::Kernel;
 
 use super::context::Failure;
-use super::copies::{Copies, Way};
+use super::copies::{Copies, Direction};
 use super::gpus::Gpus;
 use super::launch::Launch;
+use super::mailboxes::Mailboxes;
 use super::memory::Memory;
 use super::nccl::{Collective, Nccl};
-use super::post::Post;
 use crate::communicator::{CommError, Group};
 use crate::local::arena::Lent;
 use crate::local::mover::Extent;
@@ -35,7 +35,7 @@ pub(crate) struct Space {
     /// Copies from and to the host's memory; none where a program has no other.
     copies: Option<Copies>,
     /// Messages to and from other ranks, and which rank this is.
-    post: Option<(Arc<Post>, usize)>,
+    mailboxes: Option<(Arc<Mailboxes>, usize)>,
     /// What connects it with the GPUs of other ranks.
     connection: Option<Connection>,
 }
@@ -75,12 +75,12 @@ impl Space {
         let has_copies = host.iter().any(|lent| lent.bytes().1 > 0);
         let copies = has_copies.then(|| Copies::new(context, host)).transpose()?;
         let beside = Memory::new(context, 0)?;
-        Ok(Space { memory, launches, beside, copies, post: None, connection: None })
+        Ok(Space { memory, launches, beside, copies, mailboxes: None, connection: None })
     }
 
     /// Lets it send to other ranks, and receive from them.
-    pub(crate) fn correspond(&mut self, post: Arc<Post>, rank: usize) {
-        self.post = Some((post, rank));
+    pub(crate) fn connect_stages(&mut self, mailboxes: Arc<Mailboxes>, rank: usize) {
+        self.mailboxes = Some((mailboxes, rank));
     }
 
     /// Sends a range to a rank, after all launches that were queued. The receiver is to be told.
@@ -88,8 +88,8 @@ impl Space {
     /// # Errors
     /// The copy cannot be queued.
     pub(crate) fn send(&self, to: usize, range: Range<usize>) -> Result<(), Failure> {
-        let (post, rank) = self.mailboxes();
-        post.send(rank, to, &self.memory.piece(range))
+        let (mailboxes, rank) = self.mailboxes();
+        mailboxes.send(rank, to, &self.memory.piece(range))
     }
 
     /// Receives a range from a rank, which has told that it is sent.
@@ -97,15 +97,15 @@ impl Space {
     /// # Errors
     /// The copy cannot be queued.
     pub(crate) fn receive(&mut self, from: usize, range: Range<usize>) -> Result<(), Failure> {
-        let (post, rank) = self.mailboxes();
-        post.receive(from, rank, &self.memory.piece(range))
+        let (mailboxes, rank) = self.mailboxes();
+        mailboxes.receive(from, rank, &self.memory.piece(range))
     }
 
-    fn mailboxes(&self) -> (&Post, usize) {
-        let Some((post, rank)) = &self.post else {
+    fn mailboxes(&self) -> (&Mailboxes, usize) {
+        let Some((mailboxes, rank)) = &self.mailboxes else {
             unreachable!("programs with several stages have mailboxes");
         };
-        (post, *rank)
+        (mailboxes, *rank)
     }
 
     /// Connects it with the GPUs of other ranks.
@@ -151,7 +151,7 @@ impl Space {
     /// It cannot be queued.
     pub(crate) fn begin_copy(
         &mut self,
-        way: Way,
+        direction: Direction,
         range: Range<usize>,
         host: (usize, Lent),
         ends: [Extent; 2],
@@ -159,7 +159,7 @@ impl Space {
         let Some(copies) = &mut self.copies else {
             unreachable!("there is memory of the host to copy to");
         };
-        copies.begin(way, &self.memory.piece(range), host, ends)
+        copies.begin(direction, &self.memory.piece(range), host, ends)
     }
 
     /// Lets launches that are queued from now on wait for the copies from and to a range.

@@ -11,9 +11,9 @@ use ir::program::Program;
 use kernels::Kernel;
 
 use crate::cuda::context::Failure;
-use crate::cuda::copies::Way;
+use crate::cuda::copies::Direction;
 use crate::cuda::gpus::Gpus;
-use crate::cuda::post::Post;
+use crate::cuda::mailboxes::Mailboxes;
 use crate::cuda::space::{Connection, Space};
 use crate::error::Error;
 use crate::local::arena::Arena;
@@ -120,9 +120,9 @@ impl Memory {
             mover.begin(&mut self.arenas, [from, to]);
             return Ok(());
         };
-        let (way, range, there) = match (from.arena, to.arena) {
-            (DEVICE, _) => (Way::Out, from.range.clone(), to.clone()),
-            (_, DEVICE) => (Way::In, to.range.clone(), from.clone()),
+        let (direction, range, there) = match (from.arena, to.arena) {
+            (DEVICE, _) => (Direction::ToHost, from.range.clone(), to.clone()),
+            (_, DEVICE) => (Direction::ToDevice, to.range.clone(), from.clone()),
             _ => {
                 self.finish_copies()?;
                 mover.begin(&mut self.arenas, [from, to]);
@@ -131,8 +131,8 @@ impl Memory {
         };
         // Loans end in their order.
         mover.wait_for_all(&mut self.arenas);
-        let lent = self.arenas[there.arena].lend(there.range, way == Way::Out);
-        gpu.begin_copy(way, range, (there.arena, lent), [from, to])
+        let lent = self.arenas[there.arena].lend(there.range, direction == Direction::ToHost);
+        gpu.begin_copy(direction, range, (there.arena, lent), [from, to])
     }
 
     /// Waits for the copies from and to a range, or lets the GPU wait for them.
@@ -167,9 +167,9 @@ impl Memory {
     }
 
     /// Lets the GPU send to those of other ranks, and receive from them.
-    pub(super) fn correspond(&mut self, post: Arc<Post>, rank: usize) {
+    pub(super) fn connect_stages(&mut self, mailboxes: Arc<Mailboxes>, rank: usize) {
         if let Some(gpu) = &mut self.gpu {
-            gpu.correspond(post, rank);
+            gpu.connect_stages(mailboxes, rank);
         }
     }
 

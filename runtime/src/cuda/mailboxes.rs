@@ -13,8 +13,8 @@ use cudarc::driver::sys;
 use super::context::{Context, Failure, Moment, failure};
 use super::memory::{Memory, Piece};
 
-/// Where messages between ranks lie.
-pub(crate) struct Post {
+/// The mailboxes of all pairs of ranks.
+pub(crate) struct Mailboxes {
     contexts: Vec<Arc<Context>>,
     /// From rank `f` to rank `t` at `f · ranks + t`.
     boxes: Vec<Mutex<Mailbox>>,
@@ -24,23 +24,23 @@ pub(crate) struct Post {
 #[derive(Default)]
 struct Mailbox {
     /// In the order in which they were sent.
-    sent: VecDeque<Letter>,
+    sent: VecDeque<Message>,
     /// Memory whose messages were received.
-    free: Vec<Letter>,
+    free: Vec<Message>,
 }
 
 /// Memory of the receiver's GPU, and the moment from which on it holds what it is to, or is read no
 /// more.
-struct Letter {
+struct Message {
     memory: Memory,
     ready: Moment,
 }
 
-impl Post {
+impl Mailboxes {
     /// Mailboxes of ranks on these GPUs.
-    pub(crate) fn new(contexts: &[Arc<Context>]) -> Post {
+    pub(crate) fn new(contexts: &[Arc<Context>]) -> Mailboxes {
         let boxes = (0..contexts.len().pow(2)).map(|_| Mutex::default()).collect();
-        Post { contexts: contexts.to_vec(), boxes }
+        Mailboxes { contexts: contexts.to_vec(), boxes }
     }
 
     fn between(&self, from: usize, to: usize) -> MutexGuard<'_, Mailbox> {
@@ -55,10 +55,10 @@ impl Post {
     pub(crate) fn send(&self, from: usize, to: usize, bytes: &Piece<'_>) -> Result<(), Failure> {
         let [source, target] = [from, to].map(|rank| &self.contexts[rank]);
         let mut mailbox = self.between(from, to);
-        let fits = |letter: &Letter| letter.memory.bytes() == bytes.len();
+        let fits = |message: &Message| message.memory.bytes() == bytes.len();
         let memory = match mailbox.free.iter().position(fits) {
             Some(at) => {
-                let Letter { memory, ready } = mailbox.free.swap_remove(at);
+                let Message { memory, ready } = mailbox.free.swap_remove(at);
                 ready.precedes_launches_of(source)?;
                 memory
             }
@@ -66,8 +66,7 @@ impl Post {
         };
         source.bind()?;
         let (there, here) = (memory.whole().address(), bytes.address());
-        // SAFETY: both have as many bytes; the letter's memory stays until the driver has freed it,
-        // which waits, and the other is that of a rank, which does so, too.
+        // SAFETY: both have as many bytes, and stay until the driver has freed them, which waits.
         unsafe {
             let stream = std::ptr::null_mut();
             let [source, target] = [source.handle(), target.handle()];
@@ -76,7 +75,7 @@ impl Post {
         .result()
         .map_err(failure("cuMemcpyPeerAsync"))?;
         let ready = source.moment()?;
-        mailbox.sent.push_back(Letter { memory, ready });
+        mailbox.sent.push_back(Message { memory, ready });
         Ok(())
     }
 
@@ -90,14 +89,14 @@ impl Post {
     pub(crate) fn receive(&self, from: usize, to: usize, bytes: &Piece<'_>) -> Result<(), Failure> {
         let target = &self.contexts[to];
         let mut mailbox = self.between(from, to);
-        let Some(letter) = mailbox.sent.pop_front() else {
+        let Some(message) = mailbox.sent.pop_front() else {
             unreachable!("the ranks have told each other that it is sent");
         };
-        assert_eq!(letter.memory.bytes(), bytes.len(), "messages have one length on both ends");
-        letter.ready.precedes_launches_of(target)?;
-        bytes.copy_from(&letter.memory.whole())?;
+        assert_eq!(message.memory.bytes(), bytes.len(), "messages have one length on both ends");
+        message.ready.precedes_launches_of(target)?;
+        bytes.copy_from(&message.memory.whole())?;
         let ready = target.moment()?;
-        mailbox.free.push(Letter { memory: letter.memory, ready });
+        mailbox.free.push(Message { memory: message.memory, ready });
         Ok(())
     }
 }
