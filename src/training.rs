@@ -5,9 +5,9 @@ use std::path::Path;
 
 use ir::import::{Architecture, Description, Init, Model, Options, Weight};
 use ir::lora::{Adapter, Lora, adapt, trained_count};
-use ir::plan::Optimizer;
+use ir::plan::{FunctionPlan, Optimizer};
 use ir::precision::Precision;
-use ir::{Diagnostic, Plan, Span};
+use ir::{Diagnostic, Function, Module, Plan, Span};
 use planner::cluster::Cluster;
 use planner::footprint::Footprint;
 use runtime::execute::{Classes, Samples, Session};
@@ -17,6 +17,9 @@ use crate::failure::{self, Failure};
 use crate::job::{self, PlanRequest, Where};
 use crate::run::Settings;
 use crate::{LOSS, output};
+
+/// The parameter in which functions are given the documents of their tokens.
+const DOCUMENTS: &str = "documents";
 
 /// A model with its plan.
 #[derive(Clone, Debug)]
@@ -341,6 +344,15 @@ pub fn training_plan(path: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
     Ok(plan)
 }
 
+/// Whether functions read documents that a plan says nothing of.
+fn lacks_documents(plan: &Plan, module: &Module) -> bool {
+    let reads = |function: &Function| {
+        function.params().any(|param| function.value(param).name == DOCUMENTS)
+    };
+    let is_there = |function: &FunctionPlan| function.shardings.contains_key(DOCUMENTS);
+    module.functions.iter().any(reads) && !plan.functions.values().any(is_there)
+}
+
 /// A plan, if it is one for what is asked and computes what the model does. `path` is where it
 /// comes from.
 ///
@@ -388,6 +400,11 @@ pub fn check_plan(path: &str, plan: Plan, question: &PlanRequest) -> Result<Plan
         if !says_adapters && question.lora.is_some() && !wrong.is_empty() {
             let headline = "the plan is of a model without adapters, and `--lora` is asked for";
             let help = "plan again, with `--lora`";
+            wrong = vec![Diagnostic::error("E5006", Span::of(path), headline).help(help)];
+        }
+        if !wrong.is_empty() && lacks_documents(&plan, &question.module) {
+            let headline = "the plan is of samples of one document each, and others are asked for";
+            let help = "leave --document-mask out; `plan --document-mask` plans for cores";
             wrong = vec![Diagnostic::error("E5006", Span::of(path), headline).help(help)];
         }
     }

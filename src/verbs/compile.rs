@@ -55,8 +55,15 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     cluster.compiled_for = archs.first().map(|first| Target::Cuda(*first));
     let (model, question) = asked.question_on(cluster, args.dropout)?;
     let plan = match given {
+        // What is predicted of GPUs stays, as their plan says.
+        Some((path, plan)) if !archs.is_empty() => check_plan(&path, plan, &question)?,
         Some((path, plan)) => predicted_here(check_plan(&path, plan, &question)?, &question)?,
-        None => crate::plan(&question.job())?.plan,
+        None => {
+            let mut plan = crate::plan(&question.job())?.plan;
+            // Cores were asked how long they take, and not these GPUs.
+            plan.predictions.retain(|name, _| archs.is_empty() || !name.starts_with("step_time"));
+            plan
+        }
     };
     let contents = assemble(&model, &question, plan, &archs)?;
     let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());

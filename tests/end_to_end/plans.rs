@@ -113,8 +113,9 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     scratch.answer(&format!("plan {asked} {fixed} -o x.plan"));
     let on = "gpt2-mini --ranks 4 --gbs 8 --seq 32";
     let compiled = scratch.answer(&format!("compile {on} --plan x.plan -o x.gtl"));
-    // What is predicted is what these ranks take, and not those that the plan was made for.
-    assert!(compiled.contains("of cpu-local") || compiled.contains("on cpu-local"), "{compiled}");
+    // It is for what the plan is for, with what the plan predicts.
+    assert!(compiled.contains("needs   4 ranks, cuda with sm_90a"), "{compiled}");
+    assert!(compiled.contains(" on h100, predicted ") && !compiled.contains("nothing for"));
     // What no flag says is as the plan has it; what one says has to be.
     scratch.answer("compile gpt2-mini --plan x.plan -o same.gtl");
     let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("it is written");

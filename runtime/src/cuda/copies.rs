@@ -25,7 +25,7 @@ pub(super) struct Copies {
     /// What copies have of which arena, until the host knows that they have ended.
     lent: Vec<(usize, Lent)>,
     /// Memory of the host that is locked into its pages, from where copies are fast.
-    locked: Vec<Lent>,
+    locked: Option<Lent>,
 }
 
 // SAFETY: handles of the driver, which takes calls of any thread.
@@ -41,12 +41,12 @@ pub(crate) enum Direction {
 }
 
 impl Copies {
-    /// Copies of a GPU. `host` is memory that they will read and write; what the system does not
-    /// lock is copied all the same.
+    /// Copies of a GPU. `host` is memory that they will read and write and that may be locked; what
+    /// the system does not lock is copied all the same.
     ///
     /// # Errors
     /// The GPU has no more streams.
-    pub(super) fn new(context: &Arc<Context>, host: Vec<Lent>) -> Result<Copies, Failure> {
+    pub(super) fn new(context: &Arc<Context>, host: Lent) -> Result<Copies, Failure> {
         context.bind()?;
         let stream = stream::create(stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failure("cuStreamCreate"))?;
@@ -55,7 +55,7 @@ impl Copies {
             // SAFETY: the memory is kept until it is unlocked.
             len > 0 && unsafe { sys::cuMemHostRegister_v2(start.cast(), len, 0) }.result().is_ok()
         };
-        let locked = host.into_iter().filter(lock).collect();
+        let locked = Some(host).filter(lock);
         let (pending, idle, lent) = (VecDeque::new(), Vec::new(), Vec::new());
         Ok(Copies { context: Arc::clone(context), stream, pending, idle, lent, locked })
     }
@@ -155,7 +155,7 @@ impl Drop for Copies {
             for event in self.idle.drain(..) {
                 let _ = event::destroy(event);
             }
-            for lent in &self.locked {
+            if let Some(lent) = &self.locked {
                 let _ = sys::cuMemHostUnregister(lent.bytes().0.cast());
             }
             let _ = sys::cuStreamDestroy_v2(self.stream);

@@ -77,6 +77,40 @@ unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
+impl Loaded {
+    /// Queues it, with what its text declares: `parameters` are as long as the kernel says. It may
+    /// start while the launch before it ends, if its text waits for that.
+    fn queue(&self, waits: bool, parameters: &mut [*mut c_void]) -> Result<(), Failure> {
+        let mut early = [starts_early()];
+        let mut config = CUlaunchConfig {
+            gridDimX: self.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.function.threads as c_uint,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.function.tile.dynamic_shared_bytes() as c_uint,
+            hStream: std::ptr::null_mut(),
+            attrs: early.as_mut_ptr(),
+            numAttrs: c_uint::from(waits),
+        };
+        let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        let launch = |config: &CUlaunchConfig| {
+            // SAFETY: the function is loaded, and is passed what its text declares, of which the
+            // driver takes a copy, as of the configuration; memory of the GPU alone is accessed,
+            // after the function has waited for the launch before it.
+            unsafe { sys::cuLaunchKernelEx(config, self.handle, parameters, extra) }
+        };
+        let mut status = launch(&config);
+        if status == sys::CUresult::CUDA_ERROR_NOT_SUPPORTED {
+            // A driver that lets no launch start early.
+            config.numAttrs = 0;
+            status = launch(&config);
+        }
+        status.result().map_err(failure("cuLaunchKernelEx"))
+    }
+}
+
 impl Launch {
     /// The launch of a kernel whose functions are in a module under these names.
     ///
@@ -168,7 +202,8 @@ impl Launch {
                 workspace.part(start as usize..end as usize).address()
             }
         };
-        for Loaded { handle, function, blocks } in &self.functions {
+        for loaded in &self.functions {
+            let function = &loaded.function;
             let mut buffers: Vec<CUdeviceptr> = function.passed().into_iter().map(start).collect();
             let mut scalars = function.scalars(scalars);
             let encoded =
@@ -179,28 +214,7 @@ impl Launch {
             let scalars = scalars.iter_mut().map(|of| std::ptr::from_mut(of).cast::<c_void>());
             let maps = maps.iter_mut().map(|of| std::ptr::from_mut(of).cast::<c_void>());
             let mut parameters: Vec<*mut c_void> = buffers.chain(scalars).chain(maps).collect();
-            let mut early = [starts_early()];
-            let attributes = if self.module.context.waits_in_kernels() { 1 } else { 0 };
-            let config = CUlaunchConfig {
-                gridDimX: *blocks,
-                gridDimY: 1,
-                gridDimZ: 1,
-                blockDimX: function.threads as c_uint,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: function.tile.dynamic_shared_bytes() as c_uint,
-                hStream: std::ptr::null_mut(),
-                attrs: early.as_mut_ptr(),
-                numAttrs: attributes,
-            };
-            let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-            // SAFETY: the function is loaded, and is passed what its text declares, of which the
-            // driver takes a copy, as of the configuration; buffers are as long as the kernel says,
-            // and memory of the GPU alone is accessed, after the function has waited for the
-            // launch before it.
-            unsafe { sys::cuLaunchKernelEx(&raw const config, *handle, parameters, extra) }
-                .result()
-                .map_err(failure("cuLaunchKernelEx"))?;
+            loaded.queue(self.module.context.waits_in_kernels(), &mut parameters)?;
         }
         Ok(())
     }

@@ -56,8 +56,9 @@ impl fmt::Debug for Connection {
 }
 
 impl Space {
-    /// Memory of exactly `bytes`, all zero, and all kernels, on the GPU of a rank. `host` is memory
-    /// that will be copied from and to.
+    /// Memory of exactly `bytes`, all zero, and all kernels, on the GPU of a rank. Where it is
+    /// copied from and to other memory, `host` is what of that may be locked: not what lies on a
+    /// disk.
     ///
     /// # Errors
     /// There is too little memory, or the kernels are not for this GPU.
@@ -66,14 +67,13 @@ impl Space {
         rank: usize,
         kernels: &[Kernel],
         bytes: usize,
-        host: Vec<Lent>,
+        host: Option<Lent>,
     ) -> Result<Space, Failure> {
         let context = &gpus.contexts[rank];
         let launches = gpus.compiled.load(context, kernels)?;
         let mut memory = Memory::new(context, bytes)?;
         memory.fill(0)?;
-        let has_copies = host.iter().any(|lent| lent.bytes().1 > 0);
-        let copies = has_copies.then(|| Copies::new(context, host)).transpose()?;
+        let copies = host.map(|host| Copies::new(context, host)).transpose()?;
         let beside = Memory::new(context, 0)?;
         Ok(Space { memory, launches, beside, copies, mailboxes: None, connection: None })
     }

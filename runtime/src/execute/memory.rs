@@ -48,8 +48,9 @@ impl Memory {
         let host = in_memory(program.arena(Place::Host).0)?;
         let disk = spill::arena(program.arena(Place::Disk).0, rank, disk)?;
         let space = |gpus| {
-            let away = vec![host.kept(), disk.kept()];
-            Space::new(gpus, rank, kernels, on_device as usize, away)
+            let is_copied = !host.is_empty() || !disk.is_empty();
+            let host = is_copied.then(|| host.kept());
+            Space::new(gpus, rank, kernels, on_device as usize, host)
         };
         let gpu = gpus.map(space).transpose();
         let failed = |why| Error::Gpu {
@@ -97,8 +98,11 @@ impl Memory {
         }
     }
 
-    /// Copies a range to another one that is as long and has nothing in common with it.
+    /// Copies a range to another one that is as long, and the same or apart from it.
     pub(super) fn copy(&mut self, [from, to]: [Extent; 2]) -> Result<(), Failure> {
+        if from == to {
+            return Ok(());
+        }
         match &mut self.gpu {
             Some(gpu) if from.arena == DEVICE && to.arena == DEVICE => {
                 gpu.copy(from.range, to.range.start)

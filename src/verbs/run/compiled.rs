@@ -52,7 +52,6 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let feed = compiled.feed()?;
     let weights = args.weights.as_ref().map(|source| compiled.weights(source)).transpose()?;
     output::note(&compiled.describe());
-    let is_on_cores = compiled.requirements.machine.device == "cpu";
     let mut session = crate::start(classes, compiled.plan.target, compiled.threads())?;
     match &weights {
         Some((model, origin)) => origin.fill(&mut session, model)?,
@@ -60,9 +59,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
             .init_weights(SEED, &|_, _| runtime::init::Init::Normal { std: STD, zero_row: None }),
     }
     let mut answer = Answer::of(compiled.plan.dtype(), &feed);
-    // What is predicted is of the cluster that the plan was made for, and not of GPUs beside it.
-    let predicted = compiled.plan.predictions.get("step_time_s").map(|p| p.value);
-    answer.predicted_s = predicted.filter(|_| is_on_cores);
+    answer.predicted_s = compiled.plan.predictions.get("step_time_s").map(|p| p.value);
     let model = weights.as_ref().map(|(model, _)| model);
     compute(args, &mut session, &feed, model, &mut answer)?;
     if let Some(folder) = &args.output {
