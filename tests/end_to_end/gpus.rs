@@ -31,7 +31,7 @@ const EXPERTS: &str = r#"{"model_type": "mixtral", "vocab_size": 256, "hidden_si
     "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
     "num_experts_per_tok": 2}"#;
 /// Decisions of a pipeline.
-const PIPELINED: &str = "--seq 32 --gbs 4 --fix pp=2 --fix dp=2";
+const PIPELINED: &str = "--seq 32 --gbs 16 --fix pp=2 --fix dp=2 --fix schedule=gpipe";
 /// Decisions that tests share, so that their kernels are compiled once.
 const TENSOR: &str = "--seq 33 --gbs 8 --fix tp=2 --fix dp=2 --fix sp=1 --fix zero=1 --fix mbs=4";
 /// The same, of what ranks hold shards of.
