@@ -95,6 +95,8 @@ const DEADLINE: Duration = Duration::from_secs(300);
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
 /// From how long on it is said that kernels were compiled. Chosen: what users wonder about.
 const TOLD_FROM: Duration = Duration::from_secs(2);
+/// The same on GPUs, whose first step loads kernels and lets NCCL connect them. Chosen.
+const GPU_DEADLINE_MIN: Duration = Duration::from_secs(60);
 /// Deadline of a rank, in predicted steps: a rank that takes longer is not slow, it hangs.
 const DEADLINE_STEPS: f64 = 5.0;
 
@@ -262,8 +264,9 @@ pub fn start_predicted(
     disk: Option<PathBuf>,
 ) -> Result<Session, Failure> {
     let (deadline, tracing) = (deadline(step_s), Tracing::None);
-    let options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
+    let mut options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
     if let Some(gpus) = gpus(target, classes.mesh.ranks(), &classes.kernels)? {
+        options.deadline = deadline.max(GPU_DEADLINE_MIN);
         return Ok(Session::start_on_gpus(Arc::new(classes), &options, &gpus)?);
     }
     check_memory(&classes, threads_per_rank)?;

@@ -324,6 +324,14 @@ fn what_gpus_lack_is_told() {
         assert!(errors.contains(says), "{variable}={value}: {errors}");
         let _ = std::fs::remove_dir_all(machine.scratch.0.join("run"));
     }
+    let plan = format!("plan tiny --cluster h100 --devices 2 {SHARDED} -o sharded.plan");
+    machine.scratch.answer(&plan);
+    let line = "train tiny --from-scratch --cluster h100 --plan sharded.plan --data text.txt \
+                --steps 1 --document-mask --eod-token 10 --out run";
+    let output = machine.run_with(line, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("E5006") && errors.contains("of one document each"), "{errors}");
+    let _ = std::fs::remove_dir_all(machine.scratch.0.join("run"));
     // Weights that are not finite any more are looked for in the memory of GPUs.
     let line = asked.replace("--steps 1", "--steps 3") + " --lr 1e30 --warmup 0";
     let output = machine.run_with(&line, &[]);

@@ -50,8 +50,8 @@ impl Gpus {
         world.map(Some).map_err(|why| gpu_error(format!("GPUs are not connected: {why}"), help))
     }
 
-    /// Opens as many GPUs as there are ranks, in the driver's order, and compiles the kernels for
-    /// their architecture. Machine code is kept in a folder, where there is one.
+    /// Opens one GPU per rank, in the driver's order, and compiles the kernels for their
+    /// architecture. Machine code is cached in a folder, where one is given.
     ///
     /// # Errors
     /// There are too few GPUs or they are of another architecture; no compiler; text that it
@@ -68,7 +68,7 @@ impl Gpus {
         if listed.len() < ranks {
             let (is, has) = (plural(ranks), plural(listed.len()));
             let reason = format!("the plan is for {is}, and this machine has {has}");
-            let help = format!("plan for as many as there are, with `--ranks {}`", listed.len());
+            let help = format!("plan for this machine, with `--ranks {}`", listed.len());
             return Err(gpu_error(reason, &help));
         }
         let open = |ordinal: usize| {

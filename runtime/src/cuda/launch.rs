@@ -96,8 +96,8 @@ impl Loaded {
         };
         let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
         let launch = |config: &CUlaunchConfig| {
-            // SAFETY: the function is loaded, and is passed what its text declares, of which the
-            // driver takes a copy, as of the configuration; memory of the GPU alone is accessed,
+            // SAFETY: the function is loaded; the driver copies parameters and configuration, and
+            // the parameters are those that the text declares. Only memory of the GPU is accessed,
             // after the function has waited for the launch before it.
             unsafe { sys::cuLaunchKernelEx(config, self.handle, parameters, extra) }
         };

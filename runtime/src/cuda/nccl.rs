@@ -54,18 +54,18 @@ unsafe impl Send for Member {}
 /// A collective, as far as NCCL has it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Collective<'a> {
-    /// Of one buffer, in place.
+    /// All-reduce, in place.
     AllReduce(Combiner),
-    /// Of pieces.
+    /// All-gather of the members' pieces.
     AllGather(&'a Blocks),
-    /// Of whole tensors, which are summed.
+    /// Reduce-scatter with a sum.
     ReduceScatter(&'a Blocks),
-    /// Of as many pieces as there are members.
+    /// All-to-all of equal pieces.
     AllToAll,
 }
 
 impl Collective<'_> {
-    /// Elements that the member at a place receives, where each sends so many.
+    /// Elements of a member's output, for `sent` elements of input; `place` is its position.
     pub(crate) fn received(&self, sent: usize, place: usize) -> usize {
         match self {
             Collective::AllReduce(_) | Collective::AllToAll => sent,
@@ -423,7 +423,7 @@ fn grouped(calls: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Queues a copy of rows from a first byte on, each so many bytes after the one before.
+/// Queues a two-dimensional copy: `count` rows of `width` bytes, with a pitch at each end.
 fn copy_rows(
     (from, from_pitch): (Piece<'_>, usize),
     (to, to_pitch): (Piece<'_>, usize),
