@@ -34,7 +34,7 @@
 //!     limits: Limits::default(),
 //! };
 //! let found = plan(&question.job())?;
-//! let session = start(compile(&question.module, LOSS, &found.plan)?, 1)?;
+//! let session = start(compile(&question.module, LOSS, &found.plan)?, None, 1)?;
 //! assert_eq!(session.classes().mesh.ranks(), 2);
 //! # Ok(())
 //! # }
