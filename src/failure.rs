@@ -206,7 +206,7 @@ fn way_out(error: &runtime::Error) -> Option<String> {
     if let runtime::Error::Locked { .. } = error {
         return Some("wait for it to end or stop it, or choose another directory".to_owned());
     }
-    if let runtime::Error::Gpu { help, .. } = error {
+    if let runtime::Error::Gpu { help, .. } | runtime::Error::Processes { help, .. } = error {
         return Some(help.clone());
     }
     if let Some(limit) = error.limit().filter(|_| !error.is_disk_full()) {
@@ -234,6 +234,7 @@ fn way_out(error: &runtime::Error) -> Option<String> {
         | runtime::Error::Locked { .. }
         | runtime::Error::Communication(_)
         | runtime::Error::Gpu { .. }
+        | runtime::Error::Processes { .. }
         | runtime::Error::Abandoned => "make room, then give the same command again".to_owned(),
     })
 }

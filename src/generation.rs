@@ -158,7 +158,8 @@ impl Generator {
             disk: None,
         };
         let ranks = mesh.ranks();
-        let gpus = crate::gpus(plan.target, ranks * plan.mesh.dp, &classes.kernels)?;
+        let all = ranks * plan.mesh.dp;
+        let gpus = crate::gpus(plan.target, (0..all, all), &classes.kernels)?;
         let mut decoders = Vec::new();
         for replica in 0..plan.mesh.dp {
             let mut session = match &gpus {

@@ -51,6 +51,7 @@ pub mod run;
 pub mod training;
 pub mod adapters;
 pub mod planned;
+pub mod processes;
 pub mod artefact;
 pub mod generation;
 pub mod onnx;
@@ -63,6 +64,7 @@ pub mod progress;
 pub mod output;
 pub mod failure;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -195,11 +197,15 @@ pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Fai
 
 /// Compares what the ranks of this process will hold with what it can get now: `E5020`. The page
 /// cache gives way, and counts as free.
-fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagnostic> {
+fn check_memory(
+    classes: &Classes,
+    here: Range<usize>,
+    threads_per_rank: usize,
+) -> Result<(), Diagnostic> {
     let footprints = Footprint::of_all(&classes.programs, &classes.kernels, None, threads_per_rank);
-    let ranks = classes.mesh.ranks();
+    let ranks = here.len();
     let of = |part: fn(&Footprint) -> u64| -> u64 {
-        (0..ranks).map(|rank| part(&footprints[classes.class_of(rank)])).sum()
+        here.clone().map(|rank| part(&footprints[classes.class_of(rank)])).sum()
     };
     let need = of(Footprint::total);
     let Some(limit) = planner::machine::tightest().filter(|limit| limit.left() < need) else {
@@ -229,23 +235,24 @@ pub fn start(
     start_predicted(classes, target, threads_per_rank, None, None)
 }
 
-/// The GPUs of some ranks, with kernels that are compiled for them; none for a target of CPUs.
+/// The GPUs of this machine with some numbers, one for each rank, with kernels that are compiled
+/// for them; none for a target of CPUs. All `ranks` of the run may be more.
 ///
 /// # Errors
 /// Those of [`Gpus::open`].
 pub fn gpus(
     target: Option<Target>,
-    ranks: usize,
+    (numbers, ranks): (Range<usize>, usize),
     kernels: &[Kernel],
-) -> Result<Option<Gpus>, Failure> {
+) -> Result<Option<Gpus>, runtime::Error> {
     let Some(arch) = target.and_then(Target::arch) else { return Ok(None) };
     let start = Instant::now();
-    let gpus = Gpus::open(ranks, kernels, arch, cache::folder("kernels").as_deref())?;
+    let gpus = Gpus::open(numbers, kernels, arch, cache::folder("kernels").as_deref())?;
     if start.elapsed() > TOLD_FROM {
         let (count, took) = (kernels.len(), output::seconds(start.elapsed().as_secs_f64()));
         output::note(&format!("kernels  {count} compiled for {arch} in {took}"));
     }
-    if gpus.lack_nccl() {
+    if ranks > 1 && !Gpus::have_nccl() {
         let slow = "GPUs exchange through the host's memory";
         output::note(&format!("warning: {slow}: the loader finds no `libnccl.so` (see `doctor`)"));
     }
@@ -265,10 +272,11 @@ pub fn start_predicted(
 ) -> Result<Session, Failure> {
     let (deadline, tracing) = (deadline(step_s), Tracing::None);
     let mut options = runtime::execute::Options { threads_per_rank, deadline, tracing, disk };
-    if let Some(gpus) = gpus(target, classes.mesh.ranks(), &classes.kernels)? {
+    let ranks = 0..classes.mesh.ranks();
+    if let Some(gpus) = gpus(target, (ranks.clone(), ranks.end), &classes.kernels)? {
         options.deadline = deadline.max(GPU_DEADLINE_MIN);
         return Ok(Session::start_on_gpus(Arc::new(classes), &options, &gpus)?);
     }
-    check_memory(&classes, threads_per_rank)?;
+    check_memory(&classes, ranks, threads_per_rank)?;
     Ok(Session::start(Arc::new(classes), &options)?)
 }

@@ -11,10 +11,12 @@ use ir::{Diagnostic, Function, Module, Plan, Span};
 use planner::cluster::Cluster;
 use planner::footprint::Footprint;
 use runtime::execute::{Classes, Samples, Session};
+use runtime::processes::Peers;
 
 use crate::argument::PathArg;
 use crate::failure::{self, Failure};
 use crate::job::{self, PlanRequest, Where};
+use crate::processes::lead;
 use crate::run::Settings;
 use crate::{LOSS, output};
 
@@ -215,11 +217,20 @@ impl Training {
 
     /// Compiles, and starts the ranks: on GPUs, where the plan is for these. What the plan places
     /// on a disk lies on that of a directory.
-    pub fn start(&self, settings: &Settings, folder: &Path) -> Result<Session, Failure> {
+    /// `peers` are the other processes of the run, where there are any.
+    pub fn start(
+        &self,
+        settings: &Settings,
+        folder: &Path,
+        peers: Option<Peers>,
+    ) -> Result<Session, Failure> {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
         let (threads, step_s) = (self.threads(settings), self.predicted_step_s());
-        let target = self.plan.target;
-        crate::start_predicted(classes, target, threads, step_s, Some(folder.to_owned()))
+        let (target, disk) = (self.plan.target, Some(folder.to_owned()));
+        match peers {
+            Some(peers) => lead(classes, target, settings.threads, (step_s, disk), peers),
+            None => crate::start_predicted(classes, target, threads, step_s, disk),
+        }
     }
 
     /// The weights that a checkpoint of the model has: all but those of adapters.

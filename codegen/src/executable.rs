@@ -39,8 +39,6 @@ impl From<Diagnostic> for NotYet {
 /// The decisions of a plan of training that some device may be unable to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Whether the ranks are on several machines.
-    pub on_machines: bool,
     /// Whether the devices are some that no kernels are written for.
     pub lacks_kernels: bool,
     /// Context-parallel ranks.
@@ -61,7 +59,6 @@ impl Features {
     /// The decisions of a plan for one machine.
     pub fn of(plan: &Plan) -> Features {
         Features {
-            on_machines: false,
             lacks_kernels: false,
             cp: plan.mesh.cp,
             expert_ranks: plan.experts.data_ranks(plan.mesh),
@@ -79,7 +76,6 @@ impl Features {
         let fits = |a: usize, b: usize| a.checked_rem(b) == Some(0);
         let has_whole_shards = fits(shards, self.cp) || fits(self.cp, shards);
         let table = [
-            (self.on_machines, "ranks on several machines"),
             (self.lacks_kernels, "devices that no kernels are written for"),
             (
                 self.expert_ranks > 1 && !self.has_whole_samples,

@@ -73,6 +73,14 @@ pub enum Error {
         /// What to do about it.
         help: String,
     },
+    /// The processes of a run do not find each other, or one is lost.
+    #[error("{reason}")]
+    Processes {
+        /// What is wrong.
+        reason: String,
+        /// What to do about it.
+        help: String,
+    },
     /// A step was given up on request, before any rank began its update.
     #[error("the step was abandoned")]
     Abandoned,
@@ -114,6 +122,7 @@ impl Error {
             | Error::Locked { .. }
             | Error::Communication(_)
             | Error::Gpu { .. }
+            | Error::Processes { .. }
             | Error::Abandoned => None,
         }
     }
@@ -128,6 +137,7 @@ impl Error {
             | Error::Locked { .. }
             | Error::Communication(_)
             | Error::Gpu { .. }
+            | Error::Processes { .. }
             | Error::Abandoned => false,
         }
     }
@@ -147,6 +157,7 @@ impl Error {
             | Error::Locked { .. }
             | Error::Communication(_)
             | Error::Gpu { .. }
+            | Error::Processes { .. }
             | Error::Abandoned => false,
         }
     }

@@ -1,7 +1,9 @@
 //! Executes programs: one thread for each rank, with its memory, its threads and its connections.
 //!
 //! A [`Session`] is made from the programs of all classes of ranks. Between steps the ranks sleep,
-//! and the host reads and writes their buffers; during a step nothing but the ranks does.
+//! and the host reads and writes their buffers; during a step nothing but the ranks does. Where a
+//! run has several processes, the session of the first one leads: those of the others carry out
+//! what it orders (module `elsewhere`).
 //!
 //! **Failures.** A rank that panics or whose communication fails ends the step on all ranks. The
 //! error names the rank that failed first, its step and its instruction, as they stand in the text
@@ -15,6 +17,7 @@ mod fault;
 mod control;
 mod course;
 mod describe;
+mod elsewhere;
 mod finite;
 mod memory;
 mod rank;
@@ -38,9 +41,10 @@ use ir::ids::{self, IGNORED, Ids};
 use ir::plan::{Mesh, Place};
 use ir::program::{Buffer, BufferId, Contents, Feed, Program, Step};
 use ir::sharding::Axis;
-use ir::{DType, Diagnostic};
+use ir::{DType, Diagnostic, Target};
 use kernels::Kernel;
 use kernels::cpu::Cpu;
+use serde::{Deserialize, Serialize};
 
 use crate::communicator::{CommError, Communicator};
 use crate::cuda::gpus::Gpus;
@@ -49,10 +53,13 @@ use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::local::mover::{Extent, Mover};
+use crate::processes::{Peers, ranks_of};
 use crate::trace::{Span, Trace, Tracing};
 
 use control::Control;
 use course::Course;
+use elsewhere::{Elsewhere, Order};
+pub use elsewhere::{Prepare, Prepared, Share, follow};
 use finite::Found;
 pub use finite::NotFinite;
 use memory::Memory;
@@ -142,7 +149,7 @@ impl Samples {
 }
 
 /// Which steps of a program are run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// [`Program::steps`].
     Step,
@@ -207,7 +214,7 @@ pub struct Batch<'a> {
 }
 
 /// The numbers that differ from step to step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scalars {
     /// The seed of the run.
     pub seed: u32,
@@ -286,7 +293,7 @@ impl StepReport {
 }
 
 /// How a rank spent a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTime {
     /// In launches and feeds.
     pub busy_s: f64,
@@ -297,21 +304,57 @@ pub struct RankTime {
 /// The memory of a rank, lent to the host.
 pub struct Lent<'a> {
     program: &'a Program,
-    memory: &'a Memory,
+    memory: Lender<'a>,
+}
+
+/// Where the memory of a rank is.
+enum Lender<'a> {
+    /// In this process.
+    Here(&'a Memory),
+    /// In another one; the rank.
+    Elsewhere(&'a Elsewhere, usize),
 }
 
 impl<'a> Lent<'a> {
-    /// Some bytes of a buffer: a copy, where they lie on a GPU.
+    /// Some bytes of a buffer: a copy, where they lie on a GPU or in another process.
+    ///
+    /// # Errors
+    /// The process is gone.
     ///
     /// # Panics
     /// When the buffer has fewer, or the GPU has failed.
-    pub fn bytes(&self, buffer: BufferId, bytes: Range<usize>) -> Cow<'a, [u8]> {
-        read(self.program, self.memory, buffer, bytes)
+    pub fn bytes(&self, buffer: BufferId, bytes: Range<usize>) -> Result<Cow<'a, [u8]>, Error> {
+        match self.memory {
+            Lender::Here(memory) => Ok(read(self.program, memory, buffer, bytes)),
+            Lender::Elsewhere(elsewhere, rank) => {
+                elsewhere.read(rank, buffer, bytes).map(Cow::Owned)
+            }
+        }
+    }
+
+    /// Which of some ranges of buffers is the first with a value that is not finite.
+    fn first_not_finite(
+        &self,
+        ranges: &[(BufferId, Range<usize>, DType)],
+    ) -> Result<Option<usize>, Error> {
+        if let Lender::Elsewhere(elsewhere, rank) = self.memory {
+            return elsewhere.examine(rank, ranges.to_vec());
+        }
+        for (at, (buffer, bytes, dtype)) in ranges.iter().enumerate() {
+            let values = finite::values(*dtype, &self.bytes(*buffer, bytes.clone())?);
+            if values != finite::Values::Finite {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
     }
 
     /// The bytes that were reserved in a memory space.
     pub fn arena_bytes(&self, place: Place) -> u64 {
-        self.memory.len(place) as u64
+        match self.memory {
+            Lender::Here(memory) => memory.len(place) as u64,
+            Lender::Elsewhere(..) => self.program.arena(place).0,
+        }
     }
 }
 
@@ -338,6 +381,9 @@ impl Abandon {
     }
 }
 
+/// What tells whether another rank has failed.
+type Watch = Box<dyn Fn() -> Result<(), CommError> + Send>;
+
 /// What the ranks of a session compute on.
 #[derive(Clone, Copy)]
 enum Devices<'a> {
@@ -347,10 +393,20 @@ enum Devices<'a> {
     Gpus(&'a Gpus),
 }
 
-/// The ranks of one process, ready to run steps.
+/// What the processors of this machine compute on.
+fn cpus(threads_per_rank: usize) -> impl Fn(usize) -> io::Result<Box<dyn Device>> {
+    move |_| Ok(Box::new(Cpu::start(threads_per_rank)?) as Box<dyn Device>)
+}
+
+/// The ranks of a run, ready to run steps.
 pub struct Session {
     classes: Arc<Classes>,
     control: Arc<Control>,
+    /// The ranks of this process.
+    here: Range<usize>,
+    /// Those of the others, where there are any and this one leads.
+    elsewhere: Option<Elsewhere>,
+    /// Of the ranks of this process.
     seats: Vec<Arc<Mutex<Seat>>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -360,8 +416,40 @@ impl Session {
     ///
     /// **Errors.** Memory or threads are lacking; the error names the rank.
     pub fn start(classes: Arc<Classes>, options: &Options) -> Result<Session, Error> {
-        let cpu = |_| Ok(Box::new(Cpu::start(options.threads_per_rank)?) as Box<dyn Device>);
-        Session::start_on(classes, options, &cpu)
+        Session::start_on(classes, options, &cpus(options.threads_per_rank))
+    }
+
+    /// As [`Session::start`], with the ranks of this process and of others that [`follow`]: on GPUs
+    /// of this machine, where there are any. `threads_per_rank` is how many a rank has on all
+    /// machines; each decides for itself, where it is not said.
+    ///
+    /// **Errors.** As there; a process is lost or cannot start its ranks.
+    pub fn lead(
+        classes: Arc<Classes>,
+        (options, threads_per_rank): (&Options, Option<usize>),
+        (target, gpus): (Option<Target>, Option<&Gpus>),
+        peers: Peers,
+    ) -> Result<Session, Error> {
+        let size = classes.mesh.ranks();
+        let here = ranks_of(size, peers.count()).swap_remove(0);
+        let (locals, arrivals) = Local::part(size, here.clone(), options.deadline);
+        let mut session = Session::without_ranks(classes, here, options);
+        let (classes, control) = (&session.classes, &session.control);
+        let how = (options, threads_per_rank);
+        let elsewhere = Elsewhere::lead(peers, classes, target, how, control, &arrivals)?;
+        session.elsewhere = Some(elsewhere);
+        let cpu = cpus(options.threads_per_rank);
+        let devices = gpus.map_or(Devices::Made(&cpu), Devices::Gpus);
+        let watches = session.start_ranks(options, devices, locals)?;
+        let Some(elsewhere) = &session.elsewhere else { return Ok(session) };
+        let all_have_nccl = elsewhere.wait_until_ready()?;
+        if let Some(gpus) = gpus.filter(|_| all_have_nccl) {
+            let ids = Gpus::ids(session.nccl_groups().len())?;
+            elsewhere.tell_all(&Order::Connect(ids.clone()));
+            session.connect(gpus, watches, options.deadline, ids)?;
+            elsewhere.wait_until_ready()?;
+        }
+        Ok(session)
     }
 
     /// As [`Session::start`], on GPUs, which have the kernels of these programs.
@@ -392,22 +480,55 @@ impl Session {
         devices: Devices<'_>,
     ) -> Result<Session, Error> {
         let size = classes.mesh.ranks();
-        let samples: Arc<[_]> = classes.phases().map(|phase| classes.samples(phase)).collect();
-        let control = Arc::new(Control::new(size, options.deadline, Arc::clone(&samples)));
-        let mut session =
-            Session { classes, control, seats: Vec::new(), threads: Vec::with_capacity(size) };
-        for rank in 0..size {
-            let seat = session.make_seat(rank, options, devices)?;
-            session.seats.push(Arc::new(Mutex::new(seat)));
+        let mut session = Session::without_ranks(classes, 0..size, options);
+        let locals = Local::world(size, options.deadline);
+        let watches = session.start_ranks(options, devices, locals)?;
+        if let Devices::Gpus(gpus) = devices {
+            let ids = Gpus::ids(session.nccl_groups().len())?;
+            session.connect(gpus, watches, options.deadline, ids)?;
+        }
+        Ok(session)
+    }
+
+    fn without_ranks(classes: Arc<Classes>, here: Range<usize>, options: &Options) -> Session {
+        let size = classes.mesh.ranks();
+        let samples = classes.phases().map(|phase| classes.samples(phase)).collect();
+        // The first process hears of all ranks, the others of their own.
+        let awaited = if here.start == 0 { 0..size } else { here.clone() };
+        let control = Arc::new(Control::new(size, awaited, options.deadline, samples));
+        let (seats, threads) = (Vec::new(), Vec::with_capacity(here.len()));
+        Session { classes, control, here, elsewhere: None, seats, threads }
+    }
+
+    /// Reserves the memory of the ranks of this process and starts their threads; what tells each
+    /// whether another one has failed.
+    fn start_ranks(
+        &mut self,
+        options: &Options,
+        devices: Devices<'_>,
+        locals: Vec<Local>,
+    ) -> Result<Vec<Watch>, Error> {
+        for rank in self.here.clone() {
+            let seat = self.make_seat(rank, options, devices)?;
+            self.seats.push(Arc::new(Mutex::new(seat)));
+        }
+        if let Devices::Gpus(gpus) = devices
+            && self.classes.mesh.pp > 1
+        {
+            let mailboxes = Arc::new(gpus.mailboxes(self.here.start));
+            for (rank, seat) in self.here.clone().zip(&self.seats) {
+                lock(seat).memory.connect_stages(Arc::clone(&mailboxes), rank);
+            }
         }
         let epoch = Instant::now();
-        let locals = Local::world(size, options.deadline);
-        session.connect(devices, &locals, options.deadline)?;
-        for (rank, local) in locals.into_iter().enumerate() {
-            let classes = Arc::clone(&session.classes);
-            let control = Arc::clone(&session.control);
-            let seat = Arc::clone(&session.seats[rank]);
-            let samples = Arc::clone(&samples);
+        let watches = locals.iter().map(|local| Box::new(local.watch()) as Watch).collect();
+        for local in locals {
+            let rank = local.rank();
+            let classes = Arc::clone(&self.classes);
+            let control = Arc::clone(&self.control);
+            let seat = Arc::clone(self.seat(rank));
+            let samples = control.all_samples();
+            let here = self.here.clone();
             let course = Arc::clone(&control.course);
             let make = || {
                 let is_away = |place| classes.program_of(rank).arena(place).0 > 0;
@@ -419,7 +540,7 @@ impl Session {
                     Devices::Gpus(_) => None,
                 };
                 let parts = (local, device, mover);
-                Ok(Runner::new(classes, parts, options, samples, course, epoch))
+                Ok(Runner::new(classes, parts, here, options, samples, course, epoch))
             };
             let refused = |source| Error::Threads { whom: format!("rank {rank}"), source };
             let mut runner = catch_unwind(AssertUnwindSafe(make))
@@ -430,29 +551,36 @@ impl Session {
             };
             let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn(body);
             let thread = thread.map_err(refused)?;
-            session.threads.push(thread);
+            self.threads.push(thread);
         }
-        Ok(session)
+        Ok(watches)
     }
 
-    /// Connects the GPUs of ranks, where these exchange anything.
+    /// What a rank of this process owns.
+    fn seat(&self, rank: usize) -> &Arc<Mutex<Seat>> {
+        &self.seats[rank - self.here.start]
+    }
+
+    /// The groups of ranks that exchange something that NCCL can, in one order on all processes.
+    fn nccl_groups(&self) -> Vec<Vec<usize>> {
+        rank::connections(&self.classes).0
+    }
+
+    /// Connects the GPUs of ranks, where there are ids for their groups.
     fn connect(
         &self,
-        devices: Devices<'_>,
-        locals: &[Local],
+        gpus: &Gpus,
+        watches: Vec<Watch>,
         deadline: Duration,
+        ids: Option<Vec<Vec<u8>>>,
     ) -> Result<(), Error> {
-        let Devices::Gpus(gpus) = devices else { return Ok(()) };
-        if self.classes.mesh.pp > 1 {
-            let mailboxes = Arc::new(gpus.mailboxes());
-            for (rank, seat) in self.seats.iter().enumerate() {
-                lock(seat).memory.connect_stages(Arc::clone(&mailboxes), rank);
-            }
-        }
+        let Some(ids) = ids.filter(|ids| !ids.is_empty()) else { return Ok(()) };
         let (groups, scratch) = rank::connections(&self.classes);
-        let Some(ends) = gpus.connect(&groups, &scratch)? else { return Ok(()) };
-        for ((seat, nccl), local) in self.seats.iter().zip(ends).zip(locals) {
-            let watch = Box::new(local.watch());
+        let is_here = |rank: &usize| self.here.contains(rank);
+        let groups = groups.into_iter().zip(ids).filter(|(group, _)| group.iter().any(is_here));
+        let groups: Vec<_> = groups.collect();
+        let ends = gpus.connect(self.here.start, &groups, &scratch[self.here.clone()])?;
+        for ((seat, nccl), watch) in self.seats.iter().zip(ends).zip(watches) {
             lock(seat).memory.connect(Connection { nccl, watch, deadline });
         }
         Ok(())
@@ -470,7 +598,13 @@ impl Session {
             Devices::Gpus(gpus) => Some(gpus),
         };
         let kernels = &self.classes.kernels;
-        let memory = Memory::new(program, kernels, rank, gpus, options.disk.as_deref())?;
+        let memory = Memory::new(
+            program,
+            kernels,
+            (rank, rank - self.here.start),
+            gpus,
+            options.disk.as_deref(),
+        )?;
         let spans = |phase| options.tracing.span_count(program, steps(program, phase));
         let spans = self.classes.phases().map(spans).max().unwrap_or(0);
         Ok(Seat { memory, spans: Vec::with_capacity(spans), found: None })
@@ -496,12 +630,13 @@ impl Session {
         batch: &Batch<'_>,
         scalars: Scalars,
     ) -> Result<Option<NotFinite>, Failure> {
-        if let Some(weight) = self.weight_not_finite() {
+        if let Some(weight) = self.weight_not_finite()? {
             return Ok(Some(weight));
         }
-        self.control.run(Phase::Step, batch, scalars, true)?;
-        let found =
-            self.seats.iter().enumerate().filter_map(|(r, seat)| Some((r, lock(seat).found?)));
+        self.order(Phase::Step, batch, scalars, true)?;
+        let here = self.here.clone().zip(&self.seats);
+        let found = here.filter_map(|(rank, seat)| Some((rank, lock(seat).found?)));
+        let found = found.chain(self.elsewhere.iter().flat_map(Elsewhere::found));
         let first = found.min_by_key(|(_, found)| (found.is_mask_like, found.when));
         Ok(first.map(|(rank, found)| {
             let program = self.classes.program_of(rank);
@@ -509,22 +644,42 @@ impl Session {
         }))
     }
 
+    /// Orders a phase and waits for all ranks.
+    fn order(
+        &self,
+        phase: Phase,
+        batch: &Batch<'_>,
+        scalars: Scalars,
+        examines: bool,
+    ) -> Result<Vec<RankTime>, Error> {
+        let elsewhere = self.elsewhere.as_ref();
+        self.control.run(phase, batch, scalars, examines, |inputs| {
+            if let Some(elsewhere) = elsewhere {
+                elsewhere.run(phase, inputs);
+            }
+        })
+    }
+
     /// The first weight or state of the optimizer that has a value that is not finite.
-    pub fn weight_not_finite(&self) -> Option<NotFinite> {
+    ///
+    /// **Errors.** A process with ranks is lost.
+    pub fn weight_not_finite(&self) -> Result<Option<NotFinite>, Error> {
         let kept = self.shards().into_iter().filter(|shard| shard.part != Part::Grad);
-        kept.into_iter().find_map(|shard| {
-            let values = self.lend(shard.rank, |lent| {
-                finite::values(shard.dtype, &lent.bytes(shard.buffer, shard.range()))
-            });
+        let kept: Vec<Shard> = kept.collect();
+        for of_rank in kept.chunk_by(|a, b| a.rank == b.rank) {
+            let range = |shard: &Shard| (shard.buffer, shard.range(), shard.dtype);
+            let ranges: Vec<_> = of_rank.iter().map(range).collect();
+            let first = self.lend(of_rank[0].rank, |lent| lent.first_not_finite(&ranges))?;
+            let Some(shard) = first.and_then(|first| of_rank.get(first)) else { continue };
             let tensor = match shard.part {
                 Part::State(index) => format!("{}/state{index}", shard.name),
                 Part::Scale(index) => format!("{}/state{index}.scale", shard.name),
-                Part::Weight | Part::Rounded | Part::Grad => shard.name,
+                Part::Weight | Part::Rounded | Part::Grad => shard.name.clone(),
             };
-            let is_finite = values == finite::Values::Finite;
             let layer = tensor.rsplit_once('.').map(|(layer, _)| layer.to_owned());
-            (!is_finite).then_some(NotFinite { rank: shard.rank, tensor, layer, place: None })
-        })
+            return Ok(Some(NotFinite { rank: shard.rank, tensor, layer, place: None }));
+        }
+        Ok(None)
     }
 
     /// Runs one training step on all ranks. Where its loss or gradient is not finite, it ends
@@ -555,7 +710,7 @@ impl Session {
     /// A result of the entry that was called last, of all samples, sample by sample.
     ///
     /// # Panics
-    /// When the entry has no such result.
+    /// When the entry has no such result; when the process of a rank is gone.
     pub fn output(&self, entry: usize, index: usize) -> Values {
         let mesh = self.classes.mesh;
         let (mut bytes, mut sizes, mut dtype) = (Vec::new(), Vec::new(), DType::F32);
@@ -571,7 +726,7 @@ impl Session {
             let buffer = buffer_of(program, id);
             (sizes, dtype) = (buffer.sizes.clone(), buffer.dtype);
             let len = sizes.iter().product::<usize>() * dtype.size() as usize;
-            self.lend(rank, |lent| bytes.extend_from_slice(&lent.bytes(id, 0..len)));
+            bytes.extend_from_slice(&self.bytes(rank, id, 0..len));
         }
         sizes[0] *= mesh.dp;
         Values { dtype, dims: sizes, bytes }
@@ -585,7 +740,7 @@ impl Session {
     ) -> Result<StepReport, Failure> {
         let start = Instant::now();
         self.check_ids(phase, batch)?;
-        let ranks = self.control.run(phase, batch, scalars, false)?;
+        let ranks = self.order(phase, batch, scalars, false)?;
         let seconds = start.elapsed().as_secs_f64();
         let stats = self.stats();
         let [loss_sum, count, _] = stats;
@@ -617,7 +772,8 @@ impl Session {
         let Some(index) = index else { return [0.0; 3] };
         let buffer = &program.buffers[index];
         let bytes = 0..buffer.bytes as usize;
-        self.lend(0, |lent| finite::stats(buffer.dtype, &lent.bytes(BufferId(index as u32), bytes)))
+        // The first rank is in the process that leads.
+        finite::stats(buffer.dtype, &self.bytes(0, BufferId(index as u32), bytes))
     }
 
     /// Overwrites a buffer of one rank from its start.
@@ -629,8 +785,11 @@ impl Session {
     fn write_from(&mut self, rank: usize, buffer: BufferId, first: usize, bytes: &[u8]) {
         let Extent { arena, range } = extent(self.classes.program_of(rank), buffer);
         assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| !self.here.contains(&rank)) {
+            return elsewhere.tell(rank, &Order::Write(rank, buffer, first, bytes.to_vec()));
+        }
         let range = range.start + first..range.start + first + bytes.len();
-        let memory = &mut lock(&self.seats[rank]).memory;
+        let memory = &mut lock(self.seat(rank)).memory;
         memory.write(Extent { arena, range }, bytes).unwrap_or_else(|why| panic!("{why}"));
         memory.let_go();
     }
@@ -640,7 +799,10 @@ impl Session {
     /// # Panics
     /// When there are no such samples, or no room for as many tokens.
     pub fn copy_cached(&mut self, [from, to]: [Cached; 2], tokens: usize) {
-        for (rank, seat) in self.seats.iter().enumerate() {
+        if let Some(elsewhere) = &self.elsewhere {
+            elsewhere.tell_all(&Order::Copy([from, to], tokens));
+        }
+        for (rank, seat) in self.here.clone().zip(&self.seats) {
             let program = self.classes.program_of(rank);
             let memory = &mut lock(seat).memory;
             let pairs = caches_of(program, from.samples).zip(caches_of(program, to.samples));
@@ -661,29 +823,44 @@ impl Session {
     }
 
     /// The bytes of a buffer of one rank.
+    ///
+    /// # Panics
+    /// When the process of the rank is gone.
     pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
         let bytes = 0..buffer_of(self.classes.program_of(rank), buffer).bytes as usize;
-        self.lend(rank, |lent| lent.bytes(buffer, bytes).into_owned())
+        self.bytes(rank, buffer, bytes)
+    }
+
+    /// Some bytes of a buffer of one rank.
+    fn bytes(&self, rank: usize, buffer: BufferId, bytes: Range<usize>) -> Vec<u8> {
+        let bytes = self.lend(rank, |lent| lent.bytes(buffer, bytes).map(Cow::into_owned));
+        bytes.unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// Lends the memory of a rank, for reading without a copy.
     pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
         let program = self.classes.program_of(rank);
-        let memory = &lock(&self.seats[rank]).memory;
-        let result = work(&Lent { program, memory });
+        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| !self.here.contains(&rank)) {
+            return work(&Lent { program, memory: Lender::Elsewhere(elsewhere, rank) });
+        }
+        let memory = &lock(self.seat(rank)).memory;
+        let result = work(&Lent { program, memory: Lender::Here(memory) });
         memory.let_go();
         result
     }
 
     /// What was timed in the last step.
     pub fn trace(&self) -> Trace {
-        let spans = |seat: &Arc<Mutex<Seat>>| lock(seat).spans.clone();
+        let spans = |rank: usize| match &self.elsewhere {
+            Some(elsewhere) if !self.here.contains(&rank) => elsewhere.spans(rank),
+            _ => lock(self.seat(rank)).spans.clone(),
+        };
         let phase = self.control.last_phase();
         let name = |rank: usize, span: &Span| {
             let program = self.classes.program_of(rank);
             describe::span(program, &self.classes.kernels, steps(program, phase), span)
         };
-        Trace::new(self.seats.iter().map(spans).collect(), name)
+        Trace::new((0..self.classes.mesh.ranks()).map(spans).collect(), name)
     }
 }
 
@@ -700,7 +877,7 @@ impl Drop for Session {
 }
 
 /// The KV caches of a sample, among those of the entries of a batch size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cached {
     /// Batch size of the entries on one rank.
     pub samples: usize,

@@ -84,6 +84,7 @@ pub mod map;
 pub mod metrics;
 pub mod npy;
 mod patience;
+pub mod processes;
 pub mod rate;
 pub mod signal;
 pub mod tokens;

@@ -8,6 +8,9 @@
 //! A message is copied into a mailbox (module `mailbox`) whose buffers are used again.
 //! No call allocates once mailboxes and groups have been used.
 //!
+//! Ranks of other processes take part through a [`Wire`]: messages travel through it, and groups
+//! with members elsewhere exchange by messages alone (module `spread`).
+//!
 //! **Failures.** The first rank that fails (a mismatch, a deadline, a panic, [`Local::abort`])
 //! ends the world: every waiting and every later call of the others returns an error. A panic is
 //! noticed when the rank's [`Local`] is dropped, so a rank's thread must own it.
@@ -16,11 +19,13 @@ pub mod arena;
 pub mod memory;
 pub mod mover;
 mod reduce;
+mod spread;
 #[cfg(test)]
 mod tests;
 mod world;
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +36,11 @@ use crate::communicator::{
     Blocks, Combiner, CommError, Communicator, Counters, Group, Tokens, Types,
 };
 
+use spread::Spread;
 use world::World;
 use world::mailbox::Receiver;
 use world::rendezvous::{self, Call, Caller, Kind, Meeting, Signature};
+pub use world::{Channel, Wire};
 
 /// The end of one rank in a world whose ranks are threads.
 pub struct Local {
@@ -55,7 +62,13 @@ impl Local {
 
     /// Makes a world: one end for each of `size` ranks, in rank order, to be moved to its thread.
     pub fn world(size: usize, deadline: Duration) -> Vec<Local> {
-        let world = Arc::new(World::new(size));
+        Local::part(size, 0..size, deadline).0
+    }
+
+    /// Makes the part of a world that is in this process: one end for each of its ranks, and where
+    /// arrives what the others send. [`Arrivals::connect`] leads to these.
+    pub fn part(size: usize, here: Range<usize>, deadline: Duration) -> (Vec<Local>, Arrivals) {
+        let world = Arc::new(World::new(size, here.clone()));
         let end = |rank| Local {
             rank,
             world: Arc::clone(&world),
@@ -64,7 +77,7 @@ impl Local {
             calls: RefCell::default(),
             visited: RefCell::default(),
         };
-        (0..size).map(end).collect()
+        (here.map(end).collect(), Arrivals(Arc::clone(&world)))
     }
 
     fn count(&self, add: impl FnOnce(&mut Counters)) {
@@ -88,6 +101,76 @@ impl Local {
         let caller = Caller { world: &self.world, rank: self.rank, deadline: self.deadline, calls };
         let result = rendezvous::meet(caller, group, call, work);
         self.world.end(self.rank, &result);
+        result
+    }
+}
+
+/// Where what other processes send arrives in this one's part of a world.
+#[derive(Clone)]
+pub struct Arrivals(Arc<World>);
+
+impl Arrivals {
+    /// Lets a wire lead to the ranks of other processes; once, before any rank calls.
+    pub fn connect(&self, wire: Arc<dyn Wire>) {
+        self.0.connect(wire);
+    }
+
+    /// Whether a message may go from one rank to another of this process.
+    pub fn takes(&self, from: usize, to: usize) -> bool {
+        from < self.0.size() && !self.0.is_here(from) && self.0.is_here(to)
+    }
+
+    /// An empty buffer for a message, which may have been used before.
+    pub fn buffer(&self, channel: Channel, from: usize, to: usize) -> Vec<u8> {
+        self.0.mailbox(channel, from, to).buffer()
+    }
+
+    /// Delivers a message to a rank of this process.
+    pub fn deliver(&self, channel: Channel, from: usize, to: usize, message: Vec<u8>) {
+        self.0.mailbox(channel, from, to).push(message);
+    }
+
+    /// Notes that a rank failed, and that its process has told all others.
+    pub fn note_failure(&self, rank: usize, reason: &str) {
+        self.0.note_failure(rank, reason);
+    }
+
+    /// Ends the world: a rank of another process is lost.
+    pub fn fail(&self, rank: usize, reason: &str) {
+        self.0.fail(rank, reason);
+    }
+
+    /// Notes that a rank of another process has ended.
+    pub fn note_end(&self, rank: usize) {
+        self.0.note_end(rank);
+    }
+
+    /// Notes that ranks of other processes have finished some instructions.
+    pub fn note_progress(&self, instructions: u64) {
+        self.0.note_progress(instructions);
+    }
+
+    /// The instructions that ranks of this process have finished.
+    pub fn progress(&self) -> u64 {
+        self.0.own_progress()
+    }
+}
+
+impl Local {
+    /// Exchanges messages with the other members, some of which are in other processes.
+    ///
+    /// An error of this rank's own ends the world.
+    fn spread(
+        &self,
+        group: &Group,
+        signature: Signature,
+        work: impl FnOnce(&Spread<'_>) -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
+        self.world.begin(self.rank, signature);
+        let Local { rank, world, deadline, .. } = self;
+        let spread = Spread::new(world, *rank, *deadline, group, signature);
+        let result = world.check().and_then(|()| work(&spread));
+        world.end(*rank, &result);
         result
     }
 }
@@ -117,28 +200,32 @@ impl Communicator for Local {
             .cut(1, elements, 1, &[]);
         self.check_reducible(types, signature)?;
         let base = buffer.as_mut_ptr();
-        self.meet(group, Call::new(signature, base), |meeting| {
-            let n = group.size();
-            let part = |i: usize| elements * i / n..elements * (i + 1) / n;
-            let mine = part(meeting.position());
-            // SAFETY: all members' buffers have `elements` elements (equal signatures) and stay
-            // borrowed until all have finished. In this phase member `i` reads part `i` of every
-            // buffer and writes part `i` of its own; parts are disjoint.
-            unsafe {
-                let at = mine.start * size;
-                let source = |member| meeting.buffer(member).add(at);
-                reduce::combine(types, combiner, n, &source, base.add(at), mine.len());
-            }
-            meeting.wait_for_all();
-            for other in (0..n).filter(|&other| other != meeting.position()) {
-                let (at, len) = (part(other).start * size, part(other).len() * size);
-                // SAFETY: as above; in this phase part `i` is only read in the buffer of member
-                // `i`, and only written in the buffers of the others, each by its owner.
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| it.all_reduce(types, combiner, buffer))?;
+        } else {
+            self.meet(group, Call::new(signature, base), |meeting| {
+                let n = group.size();
+                let part = |i: usize| elements * i / n..elements * (i + 1) / n;
+                let mine = part(meeting.position());
+                // SAFETY: all members' buffers have `elements` elements (equal signatures) and stay
+                // borrowed until all have finished. In this phase member `i` reads part `i` of
+                // every buffer and writes part `i` of its own; parts are disjoint.
                 unsafe {
-                    ptr::copy_nonoverlapping(meeting.buffer(other).add(at), base.add(at), len)
-                };
-            }
-        })?;
+                    let at = mine.start * size;
+                    let source = |member| meeting.buffer(member).add(at);
+                    reduce::combine(types, combiner, n, &source, base.add(at), mine.len());
+                }
+                meeting.wait_for_all();
+                for other in (0..n).filter(|&other| other != meeting.position()) {
+                    let (at, len) = (part(other).start * size, part(other).len() * size);
+                    // SAFETY: as above; in this phase part `i` is only read in the buffer of member
+                    // `i`, and only written in the buffers of the others, each by its owner.
+                    unsafe {
+                        ptr::copy_nonoverlapping(meeting.buffer(other).add(at), base.add(at), len)
+                    };
+                }
+            })?;
+        }
         let n = group.size() as u64;
         let bytes = elements as u64 * types.exchanged.size();
         self.count(|c| c.all_reduce_bytes += 2 * (n - 1) * bytes / n);
@@ -163,23 +250,30 @@ impl Communicator for Local {
             &blocks.counts,
         );
         let base = receive.as_mut_ptr();
-        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            let size = blocks.inner * size;
-            for (member, ranges) in blocks.order.placed(&blocks.counts).iter().enumerate() {
-                let source = meeting.buffer(member);
-                let mut from = 0;
-                for o in 0..blocks.outer {
-                    for range in ranges {
-                        let (at, run) = ((o * total + range.start) * size, range.size * size);
-                        // SAFETY: equal signatures mean equal blocks, so the member's `send` holds
-                        // `outer` times these ranges, one after the other; it is only read until
-                        // all have finished, and `receive` is written by its owner alone.
-                        unsafe { ptr::copy_nonoverlapping(source.add(from), base.add(at), run) };
-                        from += run;
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| it.all_gather(size, blocks, send, receive))?;
+        } else {
+            self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+                let size = blocks.inner * size;
+                for (member, ranges) in blocks.order.placed(&blocks.counts).iter().enumerate() {
+                    let source = meeting.buffer(member);
+                    let mut from = 0;
+                    for o in 0..blocks.outer {
+                        for range in ranges {
+                            let (at, run) = ((o * total + range.start) * size, range.size * size);
+                            // SAFETY: equal signatures mean equal blocks, so the member's `send`
+                            // holds `outer` times these ranges, one after the other; it is only
+                            // read until all have finished, and `receive` is written by its owner
+                            // alone.
+                            unsafe {
+                                ptr::copy_nonoverlapping(source.add(from), base.add(at), run)
+                            };
+                            from += run;
+                        }
                     }
                 }
-            }
-        })?;
+            })?;
+        }
         let others = group.size() as u64 - 1;
         self.count(|c| c.all_gather_bytes += others * send.len() as u64);
         Ok(())
@@ -203,26 +297,32 @@ impl Communicator for Local {
             .cut(blocks.outer, total, blocks.inner, &blocks.counts);
         self.check_reducible(types, signature)?;
         let base = receive.as_mut_ptr();
-        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            let me = meeting.position();
-            let ranges = blocks.order.placed(&blocks.counts).swap_remove(me);
-            let mut to = 0;
-            for o in 0..blocks.outer {
-                for range in &ranges {
-                    let at = (o * total + range.start) * blocks.inner * size;
-                    let run = range.size * blocks.inner;
-                    // SAFETY: equal signatures mean that every member's `send` holds the whole
-                    // tensor; it is only read until all have finished, and `receive` is written by
-                    // its owner alone, from one end to the other.
-                    unsafe {
-                        let source = |member| meeting.buffer(member).add(at);
-                        let target = base.add(to * size);
-                        reduce::combine(types, combiner, group.size(), &source, target, run);
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| {
+                it.reduce_scatter(types, combiner, blocks, send, receive)
+            })?;
+        } else {
+            self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+                let me = meeting.position();
+                let ranges = blocks.order.placed(&blocks.counts).swap_remove(me);
+                let mut to = 0;
+                for o in 0..blocks.outer {
+                    for range in &ranges {
+                        let at = (o * total + range.start) * blocks.inner * size;
+                        let run = range.size * blocks.inner;
+                        // SAFETY: equal signatures mean that every member's `send` holds the whole
+                        // tensor; it is only read until all have finished, and `receive` is written
+                        // by its owner alone, from one end to the other.
+                        unsafe {
+                            let source = |member| meeting.buffer(member).add(at);
+                            let target = base.add(to * size);
+                            reduce::combine(types, combiner, group.size(), &source, target, run);
+                        }
+                        to += run;
                     }
-                    to += run;
                 }
-            }
-        })?;
+            })?;
+        }
         let others = ((send.len() - receive.len()) / size) as u64;
         self.count(|c| c.reduce_scatter_bytes += others * types.exchanged.size());
         Ok(())
@@ -240,18 +340,22 @@ impl Communicator for Local {
         assert_eq!(piece * group.size(), send.len(), "members exchange equal pieces");
         let signature = Signature::of(Kind::AllToAll, group, dtype).cut(1, send.len(), 1, &[]);
         let base = receive.as_mut_ptr();
-        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            for member in 0..group.size() {
-                let at = meeting.position() * piece;
-                // SAFETY: equal signatures mean equal lengths, so the member's `send` holds a piece
-                // for each; it is only read until all have finished, and `receive` is written by
-                // its owner alone.
-                unsafe {
-                    let source = meeting.buffer(member).add(at);
-                    ptr::copy_nonoverlapping(source, base.add(member * piece), piece);
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| it.all_to_all(send, receive))?;
+        } else {
+            self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+                for member in 0..group.size() {
+                    let at = meeting.position() * piece;
+                    // SAFETY: equal signatures mean equal lengths, so the member's `send` holds a
+                    // piece for each; it is only read until all have finished, and `receive` is
+                    // written by its owner alone.
+                    unsafe {
+                        let source = meeting.buffer(member).add(at);
+                        ptr::copy_nonoverlapping(source, base.add(member * piece), piece);
+                    }
                 }
-            }
-        })?;
+            })?;
+        }
         self.count(|c| c.all_to_all_bytes += (send.len() - piece) as u64);
         Ok(())
     }
@@ -268,24 +372,31 @@ impl Communicator for Local {
         let Tokens { rows, width, experts, .. } = *tokens;
         let signature = Signature::of(Kind::Dispatch, group, dtype).cut(rows, width, experts, &[]);
         let (base, mut got) = (receive.as_mut_ptr(), 0);
-        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            for member in 0..group.size() {
-                let source = meeting.buffer(member);
-                for at in 0..rows {
-                    let to = member * rows + at;
-                    if !tokens.has_gate(to, dtype) {
-                        continue;
-                    }
-                    got += u64::from(member != meeting.position());
-                    // SAFETY: equal signatures mean equal rows, so the member's `send` holds this
-                    // one; it is only read until all have finished, and `receive`, which holds the
-                    // rows of all members, is written by its owner alone.
-                    unsafe {
-                        ptr::copy_nonoverlapping(source.add(at * row), base.add(to * row), row);
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| {
+                got = it.dispatch(dtype, tokens, send, receive)?;
+                Ok(())
+            })?;
+        } else {
+            self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+                for member in 0..group.size() {
+                    let source = meeting.buffer(member);
+                    for at in 0..rows {
+                        let to = member * rows + at;
+                        if !tokens.has_gate(to, dtype) {
+                            continue;
+                        }
+                        got += u64::from(member != meeting.position());
+                        // SAFETY: equal signatures mean equal rows, so the member's `send` holds
+                        // this one; it is only read until all have finished, and `receive`, which
+                        // holds the rows of all members, is written by its owner alone.
+                        unsafe {
+                            ptr::copy_nonoverlapping(source.add(at * row), base.add(to * row), row);
+                        }
                     }
                 }
-            }
-        })?;
+            })?;
+        }
         self.count(|c| c.routed_bytes += got * row as u64);
         Ok(())
     }
@@ -310,34 +421,42 @@ impl Communicator for Local {
         self.check_reducible(types, signature)?;
         let (members, base, mut got) = (group.size(), receive.as_mut_ptr(), 0);
         let visited = &mut *self.visited.borrow_mut();
-        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
-            let me = meeting.position();
-            for at in 0..rows {
-                visited.clear();
-                visited.extend(
-                    (0..members).filter(|member| tokens.has_gate(at * members + member, dtype)),
-                );
-                got += visited.iter().filter(|member| **member != me).count() as u64;
-                // SAFETY: equal signatures mean that every member's `send` holds the rows of all;
-                // it is only read until all have finished, and `receive` is written by its owner
-                // alone. A sum of no terms is zero in all types that are summed.
-                unsafe {
-                    let target = base.add(at * row);
-                    let source = |i: usize| meeting.buffer(visited[i]).add((me * rows + at) * row);
-                    match visited.len() {
-                        0 => ptr::write_bytes(target, 0, row),
-                        n => reduce::combine(types, Combiner::Sum, n, &source, target, width),
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| {
+                got = it.combine(dtype, tokens, send, receive)?;
+                Ok(())
+            })?;
+        } else {
+            self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+                let me = meeting.position();
+                for at in 0..rows {
+                    visited.clear();
+                    visited.extend(
+                        (0..members).filter(|member| tokens.has_gate(at * members + member, dtype)),
+                    );
+                    got += visited.iter().filter(|member| **member != me).count() as u64;
+                    // SAFETY: equal signatures mean that every member's `send` holds the rows of
+                    // all; it is only read until all have finished, and `receive` is written by its
+                    // owner alone. A sum of no terms is zero in all types that are summed.
+                    unsafe {
+                        let target = base.add(at * row);
+                        let source =
+                            |i: usize| meeting.buffer(visited[i]).add((me * rows + at) * row);
+                        match visited.len() {
+                            0 => ptr::write_bytes(target, 0, row),
+                            n => reduce::combine(types, Combiner::Sum, n, &source, target, width),
+                        }
                     }
                 }
-            }
-        })?;
+            })?;
+        }
         self.count(|c| c.routed_bytes += got * row as u64);
         Ok(())
     }
 
     fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CommError> {
         self.world.check()?;
-        self.world.mailbox(self.rank, to).put(bytes);
+        self.world.send(Channel::Message, self.rank, to, [bytes, &[]]);
         self.count(|c| c.send_bytes += bytes.len() as u64);
         Ok(())
     }
@@ -347,7 +466,8 @@ impl Communicator for Local {
         self.world.begin(self.rank, signature);
         let receiver =
             Receiver { world: &self.world, rank: self.rank, from, deadline: self.deadline };
-        let result = self.world.mailbox(from, self.rank).take(receiver, bytes);
+        let mailbox = self.world.mailbox(Channel::Message, from, self.rank);
+        let result = mailbox.take(receiver, bytes);
         self.world.end(self.rank, &result);
         self.count(|_| ());
         result
@@ -355,7 +475,11 @@ impl Communicator for Local {
 
     fn barrier(&self, group: &Group) -> Result<(), CommError> {
         let signature = Signature::of(Kind::Barrier, group, DType::I8);
-        self.meet(group, Call::new(signature, ptr::null()), |_| ())?;
+        if self.world.spans(group) {
+            self.spread(group, signature, |it| it.barrier())?;
+        } else {
+            self.meet(group, Call::new(signature, ptr::null()), |_| ())?;
+        }
         self.count(|_| ());
         Ok(())
     }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use ir::program::{Program, Step};
+use serde::{Deserialize, Serialize};
 
 /// What is timed in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tracing {
     /// Nothing but the whole.
     #[default]
@@ -37,7 +38,7 @@ impl Tracing {
 }
 
 /// The time of a step of a program, or of one instruction in it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// The index of the step.
     pub step: usize,

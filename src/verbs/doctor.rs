@@ -10,6 +10,7 @@ use planner::machine::Machine;
 use runtime::cuda::Gpu;
 use runtime::cuda::context::Context;
 use runtime::cuda::nvrtc::{self, Nvrtc};
+use runtime::processes::{LAUNCHERS, Launcher as Variables};
 use serde_json::Value;
 
 use crate::documents::{Doctor, Document, ExecutingGpu, Launcher, LibraryRow};
@@ -37,15 +38,8 @@ struct Library {
     is_used: bool,
 }
 
-/// Names of files: those of Open MPI 4 and 5, of MPICH and its relatives; of CUDA 12 and 13.
-const LIBRARIES: [Library; 5] = [
-    Library {
-        name: "MPI",
-        gives: "ranks on several machines",
-        files: &["libmpi.so.40", "libmpi.so.12", "libmpi.so"],
-        way_out: "install Open MPI or MPICH (Debian: libopenmpi3, libmpich12)",
-        is_used: false,
-    },
+/// Names of files: those of CUDA 12 and 13.
+const LIBRARIES: [Library; 4] = [
     Library {
         name: "CUDA driver",
         gives: "NVIDIA GPUs",
@@ -88,14 +82,6 @@ const FOLDERS: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/local/lib",
     "/usr/local/cuda/lib64",
-];
-
-/// Variables by which launchers tell a process its rank and the number of ranks.
-const LAUNCHERS: [(&str, &str, &str); 4] = [
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("torchrun", "RANK", "WORLD_SIZE"),
 ];
 
 /// Answers.
@@ -147,10 +133,10 @@ fn find(library: &Library, folders: &[PathBuf]) -> Option<PathBuf> {
     paths.find(|path| Path::is_file(path))
 }
 
-/// The launcher that has started this process, with its rank and the number of ranks.
+/// The launcher that has started this process, with its number and how many there are.
 fn launcher() -> Option<(&'static str, String, String)> {
-    LAUNCHERS.into_iter().find_map(|(name, rank, ranks)| {
-        Some((name, std::env::var(rank).ok()?, std::env::var(ranks).ok()?))
+    LAUNCHERS.into_iter().find_map(|Variables { name, process, count, .. }| {
+        Some((name, std::env::var(process).ok()?, std::env::var(count).ok()?))
     })
 }
 
@@ -202,7 +188,7 @@ fn page(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>]) -> 
         },
     );
     if let Some((name, rank, ranks)) = launcher() {
-        text += &format!("started  by {name} as rank {rank} of {ranks}\n");
+        text += &format!("started  by {name} as process {rank} of {ranks}, counted from 0\n");
     }
     for (number, ExecutingGpu { name, memory_bytes, kernels_for }) in gpus.iter().enumerate() {
         let kernels = match kernels_for {

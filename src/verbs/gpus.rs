@@ -586,14 +586,13 @@ fn whole_plan(
 pub fn not_executed(subject: &Subject, c: &Configuration) -> Vec<&'static str> {
     let cluster = &subject.cluster;
     let lacks_kernels = cluster.target().is_none();
-    Features { on_machines: cluster.nodes > 1, lacks_kernels, ..features(c) }.lacking()
+    Features { lacks_kernels, ..features(c) }.lacking()
 }
 
 /// The decisions of a configuration that some device may be unable to carry out.
 fn features(c: &Configuration) -> Features {
     let (mesh, experts) = (mesh_of(c), sharing_of(c));
     Features {
-        on_machines: false,
         lacks_kernels: false,
         cp: c.cp as usize,
         expert_ranks: experts.data_ranks(mesh),

@@ -24,6 +24,7 @@ use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::{self, Limited, positions_max};
 use crate::output;
+use crate::processes;
 use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
 use crate::training::{PlanFrom, Training};
@@ -290,6 +291,10 @@ const LOSS_SCALE_MAX: f64 = 4_294_967_296.0;
 
 /// Trains.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let followed = if args.dry_run { None } else { processes::follow()? };
+    if let Some(exit) = followed {
+        return Ok(exit);
+    }
     match &args.resume {
         Some(folder) => {
             let is_written = Run::is_at(folder) && !args.dry_run;
@@ -549,9 +554,10 @@ fn execute(
         output::answer(&training.forecast(settings, resumed.map_or(0, Checkpoint::step))?);
         return Ok(Exit::Success);
     };
+    let peers = processes::meet()?;
     let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
     let stop = StopSignal::watch(grace)?;
-    let mut session = training.start(settings, &run.folder)?;
+    let mut session = training.start(settings, &run.folder, peers)?;
     let abandon = session.abandon();
     stop.after_grace(move || abandon.now());
     if resumed.is_none() {

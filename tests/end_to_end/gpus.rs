@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use kernels::cuda::{device_prelude, host_prelude};
 use serde_json::Value;
 
+use crate::processes;
 use crate::scratch::{Scratch, text};
 use crate::shim::compiler;
 
@@ -117,10 +118,15 @@ impl Machine {
 
     /// What a command does where the environment says more.
     fn run_with(&self, line: &str, environment: &[(&str, &str)]) -> Output {
+        self.command(line).envs(environment.iter().copied()).output().expect("the program starts")
+    }
+
+    /// A command, where there are four GPUs.
+    fn command(&self, line: &str) -> Command {
         let mut command = self.scratch.command(&[], line);
         command.env("LD_LIBRARY_PATH", self.driver).env("GANTLINE_NVRTC", self.driver);
         command.env("XDG_CACHE_HOME", &self.cache).env("FAKE_GPUS", "4");
-        command.envs(environment.iter().copied()).output().expect("the program starts")
+        command
     }
 
     /// What each step of a training reports that must succeed.
@@ -235,6 +241,49 @@ fn gpus_exchange_by_nccl() {
         let (staged, told) = steps(&format!("host-{at}"), &[("LD_LIBRARY_PATH", &alone)]);
         assert!(told.contains("through the host's memory"), "{told}");
         assert_eq!(difference(&connected, &staged), 0.0, "{decisions}");
+    }
+}
+
+/// GPUs of several machines train as those of one do: to the same bits, by NCCL, which here meets
+/// in files; messages of a pipeline, and what NCCL does not have, travel between the processes.
+#[test]
+fn gpus_of_several_machines_train_as_those_of_one() {
+    let Some(machine) = Machine::new("gpus-apart") else { return };
+    std::fs::create_dir_all(machine.scratch.0.join("meetings")).expect("the folder is made");
+    let meetings = machine.scratch.0.join("meetings").display().to_string();
+    for (at, decisions) in [
+        format!("tiny {TENSOR}"),
+        "tiny --seq 32 --gbs 16 --fix pp=2 --fix dp=2 --fix mbs=2".to_owned(),
+        "experts --gbs 4 --seq 32 --fix dp=2 --fix ep=2".to_owned(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let ranks = if at == 2 { 2 } else { 4 };
+        let asked = |out: &str| {
+            format!(
+                "train {decisions} --from-scratch --cluster h100 --ranks {ranks} \
+                 --data text.txt --steps 2 --val-every 1 --val-batches 1 --out {out}"
+            )
+        };
+        let (one, apart) = (format!("one-{at}"), format!("apart-{at}"));
+        let output = machine.run_with(&asked(&one), &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let own = (ranks / 2).to_string();
+        let environment =
+            [("FAKE_GPUS", own.as_str()), ("FAKE_MEETINGS", &meetings), ("FAKE_TELLS", "1")];
+        let outputs = processes::start(2, |_| {
+            let mut command = machine.command(&asked(&apart));
+            command.envs(environment);
+            command
+        });
+        for (output, errors) in processes::wait(outputs) {
+            assert!(output.success(), "{decisions}\n{errors}");
+            let calls = |line: &&str| line.starts_with("nccl: ") && *line != "nccl: 0 calls";
+            assert!(errors.lines().any(|line| calls(&line)), "{decisions}\n{errors}");
+        }
+        let both = [one, apart].map(|out| machine.steps(&out));
+        assert_eq!(difference(&both[0], &both[1]), 0.0, "{decisions}");
     }
 }
 

@@ -55,7 +55,7 @@ fn metrics(scratch: &Scratch, run: &str) -> Vec<Map<String, Value>> {
 }
 
 /// Both runs have come to the same, to the last bit.
-fn assert_equal(scratch: &Scratch, runs: [&str; 2], step: u64) {
+pub(crate) fn assert_equal(scratch: &Scratch, runs: [&str; 2], step: u64) {
     let [one, other] = runs.map(|run| metrics(scratch, run));
     assert_eq!(one.len() as u64, step, "each step has one line");
     for (a, b) in one.iter().zip(&other) {

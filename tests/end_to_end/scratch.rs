@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use runtime::processes::LAUNCHERS;
 use serde_json::Value;
 
 /// A directory of one test, removed when it ends.
@@ -34,6 +35,9 @@ impl Scratch {
         command.env("GANTLINE_CALIBRATION", "none");
         for variable in ["GANTLINE_BACKTRACE", "TERM"] {
             command.env_remove(variable);
+        }
+        for launcher in LAUNCHERS {
+            command.env_remove(launcher.process);
         }
         command
     }

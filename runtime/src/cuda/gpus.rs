@@ -10,7 +10,7 @@ use kernels::cuda::Arch;
 use super::compiled::Compiled;
 use super::context::Context;
 use super::mailboxes::Mailboxes;
-use super::nccl::{self, Nccl};
+use super::nccl::{self, Id, Nccl};
 use super::nvrtc::Nvrtc;
 use crate::error::Error;
 
@@ -22,42 +22,53 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Whether ranks exchange through the host's memory what GPUs could exchange themselves: NCCL
-    /// is not there.
-    pub fn lack_nccl(&self) -> bool {
-        self.contexts.len() > 1 && !nccl::is_present()
+    /// Whether there is NCCL: where not, ranks exchange through the host's memory what GPUs could
+    /// exchange themselves.
+    pub fn have_nccl() -> bool {
+        nccl::is_present()
     }
 
-    /// Mailboxes of the ranks.
-    pub(crate) fn mailboxes(&self) -> Mailboxes {
-        Mailboxes::new(&self.contexts)
+    /// Mailboxes of the ranks, from a first one on.
+    pub(crate) fn mailboxes(&self, first: usize) -> Mailboxes {
+        Mailboxes::new(&self.contexts, first)
     }
 
-    /// The ends of groups of ranks, for each rank; none where there is no NCCL.
+    /// The ends of groups of ranks, for each rank from a first one on.
     ///
     /// # Errors
     /// The GPUs cannot be connected.
     pub(crate) fn connect(
         &self,
-        groups: &[Vec<usize>],
+        first: usize,
+        groups: &[(Vec<usize>, Id)],
         scratch: &[usize],
-    ) -> Result<Option<Vec<Nccl>>, Error> {
-        if groups.is_empty() || !nccl::is_present() {
-            return Ok(None);
-        }
-        let world = Nccl::world(&self.contexts, groups, scratch);
+    ) -> Result<Vec<Nccl>, Error> {
+        let world = Nccl::world(&self.contexts, first, groups, scratch);
         let help = "NCCL_DEBUG=INFO says why; without `libnccl.so` they exchange over the host";
-        world.map(Some).map_err(|why| gpu_error(format!("GPUs are not connected: {why}"), help))
+        world.map_err(|why| gpu_error(format!("GPUs are not connected: {why}"), help))
     }
 
-    /// Opens one GPU per rank, in the driver's order, and compiles the kernels for their
-    /// architecture. Machine code is cached in a folder, where one is given.
+    /// Ids by which the members of some groups find each other; none where there is no NCCL.
+    ///
+    /// # Errors
+    /// NCCL has none.
+    pub(crate) fn ids(groups: usize) -> Result<Option<Vec<Id>>, Error> {
+        if !nccl::is_present() {
+            return Ok(None);
+        }
+        let help = "NCCL_DEBUG=INFO says why";
+        let refused = |why| gpu_error(format!("NCCL has no ids: {why}"), help);
+        nccl::ids(groups).map(Some).map_err(refused)
+    }
+
+    /// Opens one GPU per rank, those with some numbers in the driver's order, and compiles the
+    /// kernels for their architecture. Machine code is cached in a folder, where one is given.
     ///
     /// # Errors
     /// There are too few GPUs or they are of another architecture; no compiler; text that it
     /// refuses.
     pub fn open(
-        ranks: usize,
+        numbers: Range<usize>,
         kernels: &[Kernel],
         arch: Arch,
         folder: Option<&Path>,
@@ -65,10 +76,13 @@ impl Gpus {
         let missing = "`gantline doctor` says what is missing; `--cluster cpu-local` runs on cores";
         let lacking = |why: String| gpu_error(why, missing);
         let listed = super::gpus().map_err(|absent| lacking(absent.to_string()))?;
-        if listed.len() < ranks {
-            let (is, has) = (plural(ranks), plural(listed.len()));
+        if listed.len() < numbers.end {
+            let (is, has) = (plural(numbers.end), plural(listed.len()));
             let reason = format!("the plan is for {is}, and this machine has {has}");
-            let help = format!("plan for this machine, with `--ranks {}`", listed.len());
+            let help = format!(
+                "plan for this machine, with `--ranks {}`, or train on several: see README.md",
+                listed.len()
+            );
             return Err(gpu_error(reason, &help));
         }
         let open = |ordinal: usize| {
@@ -87,7 +101,7 @@ impl Gpus {
                 }
             }
         };
-        let contexts: Vec<Arc<Context>> = (0..ranks).map(open).collect::<Result<_, _>>()?;
+        let contexts: Vec<Arc<Context>> = numbers.map(open).collect::<Result<_, _>>()?;
         let nvrtc = Nvrtc::open().map_err(|absent| lacking(absent.to_string()))?;
         let compiled = Compiled::new(&nvrtc, kernels, arch, folder);
         let refused = |log| {

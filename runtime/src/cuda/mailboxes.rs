@@ -16,7 +16,9 @@ use super::memory::{Memory, Piece};
 /// The mailboxes of all pairs of ranks.
 pub(crate) struct Mailboxes {
     contexts: Vec<Arc<Context>>,
-    /// From rank `f` to rank `t` at `f · ranks + t`.
+    /// The rank of the first of them.
+    first: usize,
+    /// From the `f`-th rank to the `t`-th at `f · ranks + t`.
     boxes: Vec<Mutex<Mailbox>>,
 }
 
@@ -37,13 +39,14 @@ struct Message {
 }
 
 impl Mailboxes {
-    /// Mailboxes of ranks on these GPUs.
-    pub(crate) fn new(contexts: &[Arc<Context>]) -> Mailboxes {
+    /// Mailboxes of ranks on these GPUs, from a first one on.
+    pub(crate) fn new(contexts: &[Arc<Context>], first: usize) -> Mailboxes {
         let boxes = (0..contexts.len().pow(2)).map(|_| Mutex::default()).collect();
-        Mailboxes { contexts: contexts.to_vec(), boxes }
+        Mailboxes { contexts: contexts.to_vec(), first, boxes }
     }
 
     fn between(&self, from: usize, to: usize) -> MutexGuard<'_, Mailbox> {
+        let [from, to] = [from, to].map(|rank| rank - self.first);
         let mailbox = &self.boxes[from * self.contexts.len() + to];
         mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,7 +56,7 @@ impl Mailboxes {
     /// # Errors
     /// The receiver's GPU has too little memory, or the copy cannot be queued.
     pub(crate) fn send(&self, from: usize, to: usize, bytes: &Piece<'_>) -> Result<(), Failure> {
-        let [source, target] = [from, to].map(|rank| &self.contexts[rank]);
+        let [source, target] = [from, to].map(|rank| &self.contexts[rank - self.first]);
         let mut mailbox = self.between(from, to);
         let fits = |message: &Message| message.memory.bytes() == bytes.len();
         let memory = match mailbox.free.iter().position(fits) {
@@ -87,7 +90,7 @@ impl Mailboxes {
     /// # Panics
     /// There is none, or it has another length.
     pub(crate) fn receive(&self, from: usize, to: usize, bytes: &Piece<'_>) -> Result<(), Failure> {
-        let target = &self.contexts[to];
+        let target = &self.contexts[to - self.first];
         let mut mailbox = self.between(from, to);
         let Some(message) = mailbox.sent.pop_front() else {
             unreachable!("the ranks have told each other that it is sent");

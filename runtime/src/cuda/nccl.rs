@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUdeviceptr, CUmemorytype, cuMemcpy2DAsync_v2};
 use cudarc::nccl::result::{self, NcclError};
-use cudarc::nccl::sys::{self, ncclComm_t, ncclDataType_t, ncclRedOp_t};
+use cudarc::nccl::sys::{self, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use ir::DType;
 use ir::sharding::PieceOrder;
 
@@ -23,6 +23,21 @@ use crate::communicator::{Blocks, Combiner, Group, Types};
 pub(crate) fn is_present() -> bool {
     // SAFETY: the library's constructors run as in any program of it.
     unsafe { sys::is_culib_present() }
+}
+
+/// What members of a group find each other by.
+pub(crate) type Id = Vec<u8>;
+
+/// Ids of some groups. They are of use as long as this process is there.
+///
+/// # Errors
+/// NCCL has none.
+pub(crate) fn ids(groups: usize) -> Result<Vec<Id>, Failure> {
+    let id = |_| {
+        let id = result::get_uniqueid().map_err(refused("ncclGetUniqueId"))?;
+        Ok(id.internal.iter().map(|byte| byte.cast_unsigned()).collect())
+    };
+    (0..groups).map(id).collect()
 }
 
 /// What a rank has of the groups that it is in.
@@ -76,14 +91,16 @@ impl Collective<'_> {
 }
 
 impl Nccl {
-    /// The ends of some groups, for each rank; `contexts` are the ranks' GPUs. `scratch` is how
-    /// many bytes the largest tensor has that a rank gathers or scatters with strides.
+    /// The ends of some groups, for each rank; `contexts` are the GPUs of ranks from a first one
+    /// on, which are those of this process. Members of other processes are waited for. `scratch` is
+    /// how many bytes the largest tensor has that a rank gathers or scatters with strides.
     ///
     /// # Errors
     /// The GPUs cannot be connected.
     pub(crate) fn world(
         contexts: &[Arc<Context>],
-        groups: &[Vec<usize>],
+        first: usize,
+        groups: &[(Vec<usize>, Id)],
         scratch: &[usize],
     ) -> Result<Vec<Nccl>, Failure> {
         let mut all = Vec::new();
@@ -91,20 +108,27 @@ impl Nccl {
             let scratch = Memory::new(context, *bytes)?;
             all.push(Nccl { context: Arc::clone(context), groups: Vec::new(), scratch });
         }
-        for group in groups {
-            let id = result::get_uniqueid().map_err(refused("ncclGetUniqueId"))?;
-            let mut handles: Vec<ncclComm_t> = vec![ptr::null_mut(); group.len()];
+        let here = first..first + contexts.len();
+        for (group, id) in groups {
+            let mut internal = [0; 128];
+            for (byte, given) in internal.iter_mut().zip(id) {
+                *byte = given.cast_signed();
+            }
+            let id = ncclUniqueId { internal };
+            let own = group.iter().enumerate().filter(|(_, rank)| here.contains(rank));
+            let own: Vec<(usize, usize)> = own.map(|(place, rank)| (place, *rank)).collect();
+            let mut handles: Vec<ncclComm_t> = vec![ptr::null_mut(); own.len()];
             result::group_start().map_err(refused("ncclGroupStart"))?;
-            for (place, (rank, handle)) in group.iter().zip(&mut handles).enumerate() {
-                contexts[*rank].bind()?;
-                let (count, place) = (group.len() as i32, place as i32);
+            for ((place, rank), handle) in own.iter().zip(&mut handles) {
+                contexts[*rank - first].bind()?;
+                let (count, place) = (group.len() as i32, *place as i32);
                 // SAFETY: the handle stays in its place until the group of calls has ended.
                 unsafe { result::comm_init_rank(handle, count, id, place) }
                     .map_err(refused("ncclCommInitRank"))?;
             }
             result::group_end().map_err(refused("ncclGroupEnd"))?;
-            for (place, (rank, handle)) in group.iter().zip(handles).enumerate() {
-                all[*rank].groups.push((group.clone(), Member { handle, place }));
+            for ((place, rank), handle) in own.into_iter().zip(handles) {
+                all[rank - first].groups.push((group.clone(), Member { handle, place }));
             }
         }
         Ok(all)
@@ -133,6 +157,11 @@ impl Nccl {
             | Collective::AllReduce(_)
             | Collective::AllToAll => 0,
         }
+    }
+
+    /// Whether it has an end of a group.
+    pub(crate) fn has_group(&self, group: &Group) -> bool {
+        self.groups.iter().any(|(members, _)| members == group.members())
     }
 
     /// Queues a collective.

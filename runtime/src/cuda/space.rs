@@ -113,9 +113,9 @@ impl Space {
         self.connection = Some(connection);
     }
 
-    /// Whether it is connected.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.connection.is_some()
+    /// Whether it is connected with those of a group.
+    pub(crate) fn is_connected(&self, group: &Group) -> bool {
+        self.connection.as_ref().is_some_and(|it| it.nccl.has_group(group))
     }
 
     /// Queues a collective of ranges.

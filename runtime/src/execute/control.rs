@@ -1,9 +1,11 @@
 //! How the host and the threads of ranks hand a step to each other.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::communicator::CommError;
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 use crate::patience::Patience;
 
@@ -18,6 +20,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(3600);
 
 /// What the ranks of one step read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Inputs {
     pub(super) tokens: Vec<i32>,
     pub(super) labels: Vec<i32>,
@@ -45,6 +48,8 @@ pub(super) struct Control {
     state: Mutex<State>,
     ordered: Condvar,
     answered: Condvar,
+    /// The ranks whose answers are waited for.
+    awaited: Range<usize>,
     inputs: RwLock<Inputs>,
     deadline: Duration,
     /// Whether the step that is being run goes on.
@@ -54,7 +59,13 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(size: usize, deadline: Duration, samples: Arc<[Option<Samples>]>) -> Control {
+    /// Of some ranks of a world: all of them where the host leads.
+    pub(super) fn new(
+        size: usize,
+        awaited: Range<usize>,
+        deadline: Duration,
+        samples: Arc<[Option<Samples>]>,
+    ) -> Control {
         let answers = (0..size).map(|_| Some(Ok(RankTime::default()))).collect();
         let state = State { order: 0, phase: Some(Phase::Step), answers, failure: None };
         let inputs = Inputs {
@@ -70,6 +81,7 @@ impl Control {
             state: Mutex::new(state),
             ordered: Condvar::new(),
             answered: Condvar::new(),
+            awaited,
             inputs: RwLock::new(inputs),
             deadline,
             course: Arc::default(),
@@ -77,12 +89,17 @@ impl Control {
         }
     }
 
+    /// How each phase cuts the global batch.
+    pub(super) fn all_samples(&self) -> Arc<[Option<Samples>]> {
+        Arc::clone(&self.samples)
+    }
+
     /// How a phase cuts the global batch.
     pub(super) fn samples(&self, phase: Phase) -> Option<Samples> {
         self.samples[phase.index()]
     }
 
-    /// Orders a phase and waits for all ranks.
+    /// Orders a phase and waits for all ranks; `tell` tells those of other processes.
     ///
     /// **Errors.** A rank failed, now or before; [`Error::Abandoned`].
     pub(super) fn run(
@@ -91,6 +108,7 @@ impl Control {
         batch: &Batch<'_>,
         scalars: Scalars,
         examines: bool,
+        tell: impl FnOnce(&Inputs),
     ) -> Result<Vec<RankTime>, Error> {
         if let Some((rank, reason)) = &lock(&self.state).failure {
             return Err(rank_error(*rank, reason.clone()));
@@ -99,11 +117,7 @@ impl Control {
             return Err(Error::Abandoned);
         }
         self.feed(phase, batch, scalars, examines);
-        let mut state = lock(&self.state);
-        state.order += 1;
-        state.phase = Some(phase);
-        state.answers.fill_with(|| None);
-        self.ordered.notify_all();
+        let mut state = self.order(phase, tell);
         let mut patience: Option<Patience> = None;
         while state.answers.iter().any(Option::is_none) {
             let has_failed = state.answers.iter().flatten().any(Result::is_err);
@@ -131,6 +145,52 @@ impl Control {
         }
         let times = state.answers.iter().flatten().flatten();
         Ok(times.copied().collect())
+    }
+
+    /// Orders a phase.
+    fn order(&self, phase: Phase, tell: impl FnOnce(&Inputs)) -> MutexGuard<'_, State> {
+        let mut state = lock(&self.state);
+        state.order += 1;
+        state.phase = Some(phase);
+        state.answers[self.awaited.clone()].fill_with(|| None);
+        self.ordered.notify_all();
+        drop(state);
+        tell(&self.inputs.read().unwrap_or_else(PoisonError::into_inner));
+        lock(&self.state)
+    }
+
+    /// Carries out an order of the host that leads, and waits for the ranks of this process: what
+    /// each answers.
+    pub(super) fn obey(
+        &self,
+        phase: Phase,
+        inputs: Inputs,
+    ) -> Vec<(usize, Result<RankTime, Fault>)> {
+        self.course.begin();
+        *self.inputs.write().unwrap_or_else(PoisonError::into_inner) = inputs;
+        let mut state = self.order(phase, |_| ());
+        while state.answers.iter().any(Option::is_none) {
+            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let answers = state.answers[self.awaited.clone()].iter();
+        self.awaited.clone().zip(answers.flatten().cloned()).collect()
+    }
+
+    /// What a rank answers.
+    pub(super) fn answer(&self, rank: usize, answer: Result<RankTime, Fault>) {
+        lock(&self.state).answers[rank] = Some(answer);
+        self.answered.notify_all();
+    }
+
+    /// Ranks that are gone: they answer nothing more.
+    pub(super) fn lose(&self, ranks: Range<usize>, why: &str) {
+        let fault = Fault { reason: why.to_owned(), is_cause: true };
+        let mut state = lock(&self.state);
+        state.failure.get_or_insert_with(|| (ranks.start, why.to_owned()));
+        for answer in state.answers[ranks].iter_mut().filter(|answer| answer.is_none()) {
+            *answer = Some(Err(fault.clone()));
+        }
+        self.answered.notify_all();
     }
 
     /// Copies what the ranks will read into memory that is used again.
@@ -184,8 +244,7 @@ impl Control {
             let inputs = self.inputs.read().unwrap_or_else(PoisonError::into_inner);
             let answer = work(phase, &inputs);
             drop(inputs);
-            lock(&self.state).answers[rank] = Some(answer);
-            self.answered.notify_all();
+            self.answer(rank, answer);
         }
     }
 
@@ -211,7 +270,6 @@ fn first_fault(answers: &[Option<Result<RankTime, Fault>>]) -> Option<(usize, St
         .enumerate()
         .filter_map(|(rank, answer)| Some((rank, answer.as_ref()?.as_ref().err()?)))
         .collect();
-    let is_cause = |fault: &Fault| !matches!(fault.error, Some(CommError::Peer { .. }));
-    let found = faults.iter().find(|(_, fault)| is_cause(fault)).or(faults.first());
+    let found = faults.iter().find(|(_, fault)| fault.is_cause).or(faults.first());
     found.map(|(rank, fault)| (*rank, fault.reason.clone()))
 }

@@ -1,11 +1,12 @@
 //! Why a rank stopped.
 
-use crate::communicator::CommError;
+use serde::{Deserialize, Serialize};
 
 /// Why a rank failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Fault {
     /// Where and what, for people.
     pub(super) reason: String,
-    /// The failed call; none for a panic.
-    pub(super) error: Option<CommError>,
+    /// Whether it failed by itself, rather than because another rank did.
+    pub(super) is_cause: bool,
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use ir::DType;
 use ir::program::{BufferId, Contents, Program, Ref, Routine, Step};
 use kernels::Kernel;
+use serde::{Deserialize, Serialize};
 
 use crate::convert::{Stored, convert};
 use crate::cuda;
@@ -44,11 +45,12 @@ impl fmt::Display for NotFinite {
 }
 
 /// What a rank found when it looked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     /// The step, the instruction and its output.
     pub(super) at: (usize, usize, usize),
     /// When it was found, which orders what several ranks find.
+    #[serde(skip, default = "Instant::now")]
     pub(super) when: Instant,
     /// Whether it is a negative infinity, which masks are made of, and no other.
     pub(super) is_mask_like: bool,

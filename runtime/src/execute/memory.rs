@@ -29,14 +29,15 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The memory that a program says; nothing is in it.
+    /// The memory that a program says; nothing is in it. `place` is that of the rank among those
+    /// of this process.
     ///
     /// # Errors
     /// There is too little, or the GPU fails.
     pub(super) fn new(
         program: &Program,
         kernels: &[Kernel],
-        rank: usize,
+        (rank, place): (usize, usize),
         gpus: Option<&Gpus>,
         disk: Option<&Path>,
     ) -> Result<Memory, Error> {
@@ -50,7 +51,7 @@ impl Memory {
         let space = |gpus| {
             let is_copied = !host.is_empty() || !disk.is_empty();
             let host = is_copied.then(|| host.kept());
-            Space::new(gpus, rank, kernels, on_device as usize, host)
+            Space::new(gpus, place, kernels, on_device as usize, host)
         };
         let gpu = gpus.map(space).transpose();
         let failed = |why| Error::Gpu {
@@ -213,6 +214,21 @@ impl Device<'_> {
                 gpu.synchronize()?;
                 gpu.write(range.start, &bytes)?;
                 Ok(done)
+            }
+        }
+    }
+
+    /// Reads a range.
+    pub(super) fn read<T>(
+        &mut self,
+        range: Range<usize>,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, Failure> {
+        match self {
+            Device::Host(arena) => Ok(read(arena.bytes(range))),
+            Device::Gpu(gpu) => {
+                gpu.synchronize()?;
+                Ok(read(&gpu.read(range)?))
             }
         }
     }

@@ -104,6 +104,10 @@ pub(super) struct Runner {
     classes: Arc<Classes>,
     class: usize,
     rank: usize,
+    /// The ranks of this process.
+    here: Range<usize>,
+    /// All ranks.
+    world: communicator::Group,
     data: usize,
     communicator: Box<dyn Communicator>,
     /// Copies between memory spaces; none where a program has one.
@@ -153,11 +157,13 @@ impl Runner {
     pub(super) fn new(
         classes: Arc<Classes>,
         (communicator, device, mover): Parts,
+        here: Range<usize>,
         options: &Options,
         samples: Arc<[Option<Samples>]>,
         course: Arc<Course>,
         epoch: Instant,
     ) -> Runner {
+        let world = communicator::Group::new(0, (0..classes.mesh.ranks()).collect());
         let rank = communicator.rank();
         let class = classes.class_of(rank);
         let program = &classes.programs[class];
@@ -166,6 +172,8 @@ impl Runner {
         Runner {
             class,
             rank,
+            here,
+            world,
             data: classes.mesh.coordinate(rank, Axis::Dp),
             communicator,
             mover,
@@ -205,7 +213,7 @@ impl Runner {
         let ended = seat.memory.wait_for_all(self.mover.as_mut());
         seat.found = self.found;
         let result = result.map(|done| done.and(ended.map_err(Stop::Gpu)));
-        let (cause, error) = match result {
+        let (cause, failed_call) = match result {
             Ok(Ok(())) => {
                 let busy = start.elapsed().saturating_sub(self.waited);
                 let (busy_s, wait_s) = (busy.as_secs_f64(), self.waited.as_secs_f64());
@@ -219,10 +227,11 @@ impl Runner {
         let program = &self.classes.programs[self.class];
         let place = describe::place(program, &self.classes.kernels, steps(program, phase), self.at);
         let reason = format!("{place}: {cause}");
-        if error.is_none() {
+        if failed_call.is_none() {
             self.communicator.abort(&reason);
         }
-        Err(Fault { reason, error })
+        let is_cause = !matches!(failed_call, Some(CommError::Peer { .. }));
+        Err(Fault { reason, is_cause })
     }
 
     fn run_steps(&mut self, phase: Phase, inputs: &Inputs, seat: &mut Seat) -> Result<(), Stop> {
@@ -237,6 +246,11 @@ impl Runner {
                 }
                 if !self.course.begin_update() {
                     return Err(Stop::Abandoned);
+                }
+                if !self.is_all_here() {
+                    // Ranks of other processes are on a course of their own: either all have begun
+                    // by now, or one has ended the step.
+                    self.communicator.barrier(&self.world)?;
                 }
             }
             let start = Instant::now();
@@ -283,7 +297,16 @@ impl Runner {
         Ok(())
     }
 
-    fn send(&self, peer: usize, range: Range<usize>, device: Device<'_>) -> Result<(), Stop> {
+    /// Whether all ranks are in this process.
+    fn is_all_here(&self) -> bool {
+        self.here.len() == self.world.size()
+    }
+
+    fn send(&self, peer: usize, range: Range<usize>, mut device: Device<'_>) -> Result<(), Stop> {
+        if !self.here.contains(&peer) {
+            let sent = device.read(range, |bytes| self.communicator.send(peer, bytes))?;
+            return Ok(sent?);
+        }
         match device {
             Device::Host(arena) => self.communicator.send(peer, arena.bytes(range))?,
             Device::Gpu(gpu) => {
@@ -295,7 +318,16 @@ impl Runner {
         Ok(())
     }
 
-    fn receive(&self, peer: usize, range: Range<usize>, device: Device<'_>) -> Result<(), Stop> {
+    fn receive(
+        &self,
+        peer: usize,
+        range: Range<usize>,
+        mut device: Device<'_>,
+    ) -> Result<(), Stop> {
+        if !self.here.contains(&peer) {
+            let received = device.fill(range, |bytes| self.communicator.receive(peer, bytes))?;
+            return Ok(received?);
+        }
         match device {
             Device::Host(arena) => self.communicator.receive(peer, arena.bytes_mut(range))?,
             Device::Gpu(gpu) => {
@@ -476,7 +508,7 @@ impl Runner {
         let (group, communicator) = (&wire.group, &*self.communicator);
         if let Device::Gpu(gpu) = &mut device
             && let Some(collective) = wire.collective(exchange)
-            && gpu.is_connected()
+            && gpu.is_connected(group)
             && Nccl::has(&collective, types)
         {
             let received = collective.received(elements, self.place_in(group));

@@ -53,6 +53,18 @@ pub(super) unsafe fn combine(
     }
 }
 
+/// Combines the elements of some terms, first to last.
+///
+/// # Panics
+/// A term is longer or shorter than the target.
+pub(super) fn combine_slices(types: Types, combiner: Combiner, terms: &[&[u8]], target: &mut [u8]) {
+    let len = target.len() / types.dtype.size() as usize;
+    assert!(terms.iter().all(|term| term.len() == target.len()), "terms have equal lengths");
+    let source = |term: usize| terms[term].as_ptr();
+    // SAFETY: terms and target have `len` elements, and the target is borrowed by itself.
+    unsafe { combine(types, combiner, terms.len(), &source, target.as_mut_ptr(), len) };
+}
+
 #[derive(Clone, Copy)]
 struct Job<'a> {
     combiner: Combiner,

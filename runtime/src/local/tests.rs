@@ -13,14 +13,60 @@ use crate::scratch::Numbers;
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
 
-/// Runs one closure per rank, each on its own thread with its own end, and collects the results.
-fn ranks<T: Send>(size: usize, deadline: Duration, run: impl Fn(Local) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let run = &run;
-        let spawn = |end| scope.spawn(move || run(end));
-        let threads: Vec<_> = Local::world(size, deadline).into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+/// Runs one closure per rank, each on its own thread with its own end, and collects the results:
+/// those where all ranks are in one process, where they are in two, and where each has its own.
+fn ranks<T: Send>(size: usize, deadline: Duration, run: impl Fn(Local) -> T + Sync) -> Vec<Vec<T>> {
+    let in_processes = |processes| {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let spawn = |end| scope.spawn(move || run(end));
+            let ends = world_of(size, processes, deadline).into_iter();
+            let threads: Vec<_> = ends.map(spawn).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    };
+    let mut counts = vec![1, 2.min(size), size];
+    counts.dedup();
+    counts.into_iter().map(in_processes).collect()
+}
+
+/// The ends of a world in several processes, which here are parts of one.
+fn world_of(size: usize, processes: usize, deadline: Duration) -> Vec<Local> {
+    let here = |process| size * process / processes..size * (process + 1) / processes;
+    let parts: Vec<_> = (0..processes).map(|at| Local::part(size, here(at), deadline)).collect();
+    let (ends, arrivals): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let ranges: Vec<_> = (0..processes).map(here).collect();
+    for (process, part) in arrivals.iter().enumerate() {
+        let others = ranges.iter().cloned().zip(arrivals.iter().cloned());
+        let others = others.enumerate().filter(|(at, _)| *at != process).map(|(_, it)| it);
+        part.connect(Arc::new(Short(others.collect())));
+    }
+    ends.into_iter().flatten().collect()
+}
+
+/// A wire that delivers at once.
+struct Short(Vec<(Range<usize>, Arrivals)>);
+
+impl Wire for Short {
+    fn carry(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
+        let (_, arrivals) = self.0.iter().find(|(ranks, _)| ranks.contains(&to)).unwrap();
+        assert!(arrivals.takes(from, to));
+        let mut message = arrivals.buffer(channel, from, to);
+        parts.iter().for_each(|part| message.extend_from_slice(part));
+        arrivals.deliver(channel, from, to, message);
+    }
+
+    fn tell_failure(&self, rank: usize, reason: &str) {
+        self.0.iter().for_each(|(_, arrivals)| arrivals.note_failure(rank, reason));
+    }
+
+    fn tell_end(&self, rank: usize) {
+        self.0.iter().for_each(|(_, arrivals)| arrivals.note_end(rank));
+    }
+
+    fn machine(&self, rank: usize) -> String {
+        format!("the machine of rank {rank}")
+    }
 }
 
 /// Random elements as bytes.
@@ -158,31 +204,33 @@ fn narrow_floats_accumulate_in_f32() {
     let group = Group::new(0, (0..4).collect());
     // 256 + 1 is not a bf16: added one by one in bf16 the ones would vanish.
     let values = [256.0_f32, 1.0, 1.0, 2.0];
-    let sums = ranks(4, LONG, |end| {
+    for sums in ranks(4, LONG, |end| {
         let mut bytes = half::bf16::from_f32(values[end.rank()]).to_le_bytes();
         end.all_reduce(&group, DType::BF16.into(), Combiner::Sum, &mut bytes).unwrap();
         half::bf16::from_le_bytes(bytes).to_f32()
-    });
-    assert_eq!(sums, [260.0; 4]);
+    }) {
+        assert_eq!(sums, [260.0; 4]);
+    }
 }
 
 #[test]
 fn a_maximum_with_nan_is_nan() {
     let group = Group::new(0, vec![0, 1]);
     for nan_at in 0..2 {
-        let results = ranks(2, LONG, |end| {
+        for results in ranks(2, LONG, |end| {
             let value = if end.rank() == nan_at { f32::NAN } else { 3.0 };
             let mut bytes = value.to_le_bytes();
             end.all_reduce(&group, DType::F32.into(), Combiner::Max, &mut bytes).unwrap();
             f32::from_le_bytes(bytes)
-        });
-        assert!(results.iter().all(|r| r.is_nan()));
+        }) {
+            assert!(results.iter().all(|r| r.is_nan()));
+        }
     }
 }
 
 #[test]
 fn disjoint_groups_share_an_id_and_overlapping_groups_interleave() {
-    let sums = ranks(8, LONG, |end| {
+    for sums in ranks(8, LONG, |end| {
         let r = end.rank();
         let row = Group::new(0, (0..4).map(|i| r / 4 * 4 + i).collect());
         let column = Group::new(1, vec![r % 4, r % 4 + 4]);
@@ -193,14 +241,15 @@ fn disjoint_groups_share_an_id_and_overlapping_groups_interleave() {
             value = (i32::from_le_bytes(value) % 97 + r as i32).to_le_bytes();
         }
         i32::from_le_bytes(value) - r as i32
-    });
-    assert!(sums.iter().all(|&s| s == sums[0]), "{sums:?}");
+    }) {
+        assert!(sums.iter().all(|&s| s == sums[0]), "{sums:?}");
+    }
 }
 
 #[test]
 fn bytes_are_counted_by_the_usual_formulas() {
     let group = Group::new(0, (0..4).collect());
-    let counters = ranks(4, LONG, |end| {
+    for counters in ranks(4, LONG, |end| {
         let mut buffer = [0; 4 * 100];
         end.all_reduce(&group, DType::F32.into(), Combiner::Sum, &mut buffer).unwrap();
         let blocks = Blocks::flat(vec![25; 4]);
@@ -213,36 +262,38 @@ fn bytes_are_counted_by_the_usual_formulas() {
         end.send((end.rank() + 1) % 4, &[1; 10]).unwrap();
         end.receive((end.rank() + 3) % 4, &mut [0; 10]).unwrap();
         end.counters()
-    });
-    let expected = Counters {
-        all_reduce_bytes: 600,
-        all_gather_bytes: 300,
-        reduce_scatter_bytes: 300,
-        all_to_all_bytes: 300,
-        routed_bytes: 0,
-        send_bytes: 10,
-        calls: 6,
-    };
-    assert_eq!(counters, [expected; 4]);
+    }) {
+        let expected = Counters {
+            all_reduce_bytes: 600,
+            all_gather_bytes: 300,
+            reduce_scatter_bytes: 300,
+            all_to_all_bytes: 300,
+            routed_bytes: 0,
+            send_bytes: 10,
+            calls: 6,
+        };
+        assert_eq!(counters, [expected; 4]);
+    }
 }
 
 #[test]
 fn members_swap_pieces() {
     let members = [3, 0, 2];
     let group = Group::new(0, members.to_vec());
-    let received = ranks(4, LONG, |end| {
+    for received in ranks(4, LONG, |end| {
         let send: Vec<u8> = (0..3).flat_map(|to| [10 * end.rank() as u8 + to; 2]).collect();
         let mut receive = vec![0; 6];
         if group.position(end.rank()).is_some() {
             end.all_to_all(&group, DType::I8, &send, &mut receive).unwrap();
         }
         receive
-    });
-    for (at, rank) in members.into_iter().enumerate() {
-        let expected: Vec<u8> = members.iter().flat_map(|m| [(10 * m + at) as u8; 2]).collect();
-        assert_eq!(received[rank], expected, "rank {rank}");
+    }) {
+        for (at, rank) in members.into_iter().enumerate() {
+            let expected: Vec<u8> = members.iter().flat_map(|m| [(10 * m + at) as u8; 2]).collect();
+            assert_eq!(received[rank], expected, "rank {rank}");
+        }
+        assert_eq!(received[1], [0; 6], "who is no member gets nothing");
     }
-    assert_eq!(received[1], [0; 6], "who is no member gets nothing");
 }
 
 /// Tokens come to the ranks that have an expert of theirs, and no others do; of terms the same are
@@ -269,7 +320,7 @@ fn tokens_go_where_their_gates_lead() {
         };
         let number = |token: usize, at: usize| (token * width + at) as f32;
         let group = Group::new(0, (0..members).collect());
-        let found = ranks(members, LONG, |end| {
+        for found in ranks(members, LONG, |end| {
             let me = end.rank();
             let expert = (0..all).flat_map(|token| {
                 let first = (token * members + me) * experts;
@@ -287,28 +338,29 @@ fn tokens_go_where_their_gates_lead() {
             let mut summed = vec![1; rows * width * 4];
             end.combine(&group, DType::F32, &tokens(&own), &terms, &mut summed).unwrap();
             (brought, summed, end.counters().routed_bytes)
-        });
-        let mut moved = 0;
-        for (me, (brought, summed, _)) in found.iter().enumerate() {
-            let value = |token: usize, at: usize| match visits(token, me) {
-                true => number(token, at),
-                false => f32::NAN,
-            };
-            let wanted = (0..all * width).map(|at| value(at / width, at % width));
-            assert_eq!(*brought, bytes(&mut wanted.into_iter()), "case {case}: rank {me}");
-            let visitors = |token: usize| (0..members).filter(|m| visits(token, *m)).count();
-            let sum = |at: usize| {
-                let token = me * rows + at / width;
-                visitors(token) as f32 * number(token, at % width)
-            };
-            let wanted = bytes(&mut (0..rows * width).map(sum));
-            assert_eq!(*summed, wanted, "case {case}: sums of rank {me}");
-            let others = (0..members).filter(|other| *other != me);
-            let from = |other: usize| (0..rows).filter(move |at| visits(other * rows + at, me));
-            moved += 2 * others.flat_map(from).count() * width * 4;
+        }) {
+            let mut moved = 0;
+            for (me, (brought, summed, _)) in found.iter().enumerate() {
+                let value = |token: usize, at: usize| match visits(token, me) {
+                    true => number(token, at),
+                    false => f32::NAN,
+                };
+                let wanted = (0..all * width).map(|at| value(at / width, at % width));
+                assert_eq!(*brought, bytes(&mut wanted.into_iter()), "case {case}: rank {me}");
+                let visitors = |token: usize| (0..members).filter(|m| visits(token, *m)).count();
+                let sum = |at: usize| {
+                    let token = me * rows + at / width;
+                    visitors(token) as f32 * number(token, at % width)
+                };
+                let wanted = bytes(&mut (0..rows * width).map(sum));
+                assert_eq!(*summed, wanted, "case {case}: sums of rank {me}");
+                let others = (0..members).filter(|other| *other != me);
+                let from = |other: usize| (0..rows).filter(move |at| visits(other * rows + at, me));
+                moved += 2 * others.flat_map(from).count() * width * 4;
+            }
+            let counted: u64 = found.iter().map(|(_, _, bytes)| bytes).sum();
+            assert_eq!(counted, moved as u64, "case {case}");
         }
-        let counted: u64 = found.iter().map(|(_, _, bytes)| bytes).sum();
-        assert_eq!(counted, moved as u64, "case {case}");
     }
 }
 
@@ -379,45 +431,52 @@ fn different_calls_are_an_error_that_names_both() {
         }),
     ];
     for (expected, case) in cases {
-        let errors = ranks(2, LONG, |end| case(&end, end.rank()).unwrap_err().to_string());
-        for error in errors {
-            assert!(error.contains(expected), "{error}");
-            assert!(error.contains("rank 0") && error.contains("rank 1"), "{error}");
+        for errors in ranks(2, LONG, |end| case(&end, end.rank()).unwrap_err().to_string()) {
+            for error in errors {
+                assert!(error.contains(expected), "{error}");
+                assert!(error.contains("rank 0") && error.contains("rank 1"), "{error}");
+            }
         }
     }
 }
 
 #[test]
 fn a_message_of_another_length_is_an_error() {
-    let errors = ranks(2, LONG, |end| match end.rank() {
+    for errors in ranks(2, LONG, |end| match end.rank() {
         0 => end.send(1, &[0; 8]).and_then(|()| end.receive(1, &mut [0; 1])),
         _ => end.receive(0, &mut [0; 4]),
-    });
-    let expected = "rank 0 called send of 8 bytes to rank 1, \
+    }) {
+        let expected = "rank 0 called send of 8 bytes to rank 1, \
                     but rank 1 called receive of 4 bytes from rank 0";
-    assert_eq!(errors[1].as_ref().unwrap_err().to_string(), expected);
-    assert!(matches!(errors[0], Err(CommError::Peer { rank: 1, .. })));
+        assert_eq!(errors[1].as_ref().unwrap_err().to_string(), expected);
+        assert!(matches!(errors[0], Err(CommError::Peer { rank: 1, .. })));
+    }
 }
 
 #[test]
 fn a_missing_rank_is_named_when_the_deadline_passes() {
     let group = Group::new(0, vec![0, 1, 2]);
-    let errors = ranks(3, SHORT, |mut end| match end.rank() {
+    for errors in ranks(3, SHORT, |mut end| match end.rank() {
         2 => {
             end.set_deadline(LONG);
             end.receive(0, &mut [0; 4]).unwrap_err().to_string()
         }
         _ => end.barrier(&group).unwrap_err().to_string(),
-    });
-    let named = "rank 2, which is in receive of 4 bytes from rank 0";
-    assert!(errors.iter().all(|e| e.contains(named)), "{errors:#?}");
-    assert!(errors[2].starts_with("rank 0 failed: ") || errors[2].starts_with("rank 1 failed: "));
+    }) {
+        let named = ["in receive of 4 bytes from rank 0", "on the machine of rank 2"]
+            .map(|what| format!("rank 2, which is {what}"));
+        assert!(errors.iter().all(|e| named.iter().any(|named| e.contains(named))), "{errors:#?}");
+        assert!(
+            errors[2].starts_with("rank 0 failed: ") || errors[2].starts_with("rank 1 failed: ")
+        );
+    }
 }
 
 #[test]
 fn a_missing_message_is_named_when_the_deadline_passes() {
-    let errors = ranks(2, SHORT, |end| end.receive(1 - end.rank(), &mut [0; 4]).unwrap_err());
-    assert!(errors.iter().any(|e| matches!(e, CommError::Deadline { .. })), "{errors:?}");
+    for errors in ranks(2, SHORT, |end| end.receive(1 - end.rank(), &mut [0; 4]).unwrap_err()) {
+        assert!(errors.iter().any(|e| matches!(e, CommError::Deadline { .. })), "{errors:?}");
+    }
 }
 
 #[test]
@@ -448,7 +507,7 @@ fn a_panic_frees_the_others() {
 #[test]
 fn an_abort_frees_the_others_now_and_later() {
     let group = Group::new(0, vec![0, 1]);
-    let errors = ranks(2, LONG, |end| match end.rank() {
+    for errors in ranks(2, LONG, |end| match end.rank() {
         0 => {
             end.abort("disk full");
             None
@@ -457,22 +516,26 @@ fn an_abort_frees_the_others_now_and_later() {
             end.barrier(&group).unwrap_err();
             Some(end.send(0, &[1]).unwrap_err().to_string())
         }
-    });
-    assert_eq!(errors[1].as_deref(), Some("rank 0 failed: disk full"));
+    }) {
+        assert_eq!(errors[1].as_deref(), Some("rank 0 failed: disk full"));
+    }
 }
 
 #[test]
 fn a_rank_that_has_ended_is_not_waited_for() {
     let group = Group::new(0, vec![0, 1]);
-    let errors = ranks(2, LONG, |end| (end.rank() == 1).then(|| end.barrier(&group).unwrap_err()));
-    assert!(matches!(errors[1], Some(CommError::Left { rank: 1, left: 0, .. })), "{errors:?}");
+    for errors in ranks(2, LONG, |end| (end.rank() == 1).then(|| end.barrier(&group).unwrap_err()))
+    {
+        assert!(matches!(errors[1], Some(CommError::Left { rank: 1, left: 0, .. })), "{errors:?}");
+    }
 }
 
 #[test]
 fn a_reduction_of_8_bit_floats_is_refused() {
     let group = Group::new(0, vec![0]);
-    let errors = ranks(1, LONG, |end| {
+    for errors in ranks(1, LONG, |end| {
         end.all_reduce(&group, DType::F8E4M3.into(), Combiner::Sum, &mut [0; 4]).unwrap_err()
-    });
-    assert!(matches!(errors[0], CommError::Unsupported { rank: 0, .. }));
+    }) {
+        assert!(matches!(errors[0], CommError::Unsupported { rank: 0, .. }));
+    }
 }

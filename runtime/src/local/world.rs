@@ -1,27 +1,65 @@
 //! What the ranks of one process share: meeting places, mailboxes, and who failed or left.
+//!
+//! Ranks of other processes are known by number, and a [`Wire`] leads to them.
 
 pub(super) mod mailbox;
 pub(super) mod rendezvous;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::communicator::{CommError, Group};
 
 use mailbox::Mailbox;
 use rendezvous::{Place, Signature};
 
+/// What a message is part of. Messages of each are received in the order in which they were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// A send of the program.
+    Message,
+    /// A collective.
+    Collective,
+}
+
+impl Channel {
+    const COUNT: usize = 2;
+}
+
+/// Leads to the ranks of other processes. What it cannot deliver ends the world.
+pub trait Wire: Send + Sync {
+    /// Carries a message, whose parts follow each other, to a rank that is not here. The bytes are
+    /// taken before it returns, and it never waits for that rank.
+    fn carry(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]);
+
+    /// Tells the other processes that a rank of this one failed.
+    fn tell_failure(&self, rank: usize, reason: &str);
+
+    /// Tells the other processes that a rank of this one has ended.
+    fn tell_end(&self, rank: usize);
+
+    /// The machine of a rank, for messages.
+    fn machine(&self, rank: usize) -> String;
+}
+
 /// The shared state of a world.
 ///
 /// Locks are taken in the order `places`, then one place or mailbox, then `failure` or `activity`.
 pub(super) struct World {
     places: Mutex<Vec<Arc<Place>>>,
-    /// From rank `f` to rank `t` at `f · size + t`.
+    /// The ranks of this process.
+    here: Range<usize>,
+    /// Leads to the others.
+    wire: OnceLock<Arc<dyn Wire>>,
+    /// From rank `f` to the `t`-th rank of this process at `(f · here + t) · channels`.
     mailboxes: Vec<Mailbox>,
     failure: Mutex<Option<(usize, String)>>,
     ranks: Vec<Rank>,
-    /// Instructions that ranks have finished, all together.
+    /// Instructions that ranks of this process have finished, all together.
     progress: AtomicU64,
+    /// Those of other processes, as far as they have told.
+    told: AtomicU64,
 }
 
 #[derive(Default)]
@@ -31,13 +69,18 @@ struct Rank {
 }
 
 impl World {
-    pub(super) fn new(size: usize) -> World {
+    pub(super) fn new(size: usize, here: Range<usize>) -> World {
+        assert!(here.end <= size, "the ranks of a process are some of the world");
+        let mailboxes = size * here.len() * Channel::COUNT;
         World {
             places: Mutex::default(),
-            mailboxes: (0..size * size).map(|_| Mailbox::default()).collect(),
+            here,
+            wire: OnceLock::new(),
+            mailboxes: (0..mailboxes).map(|_| Mailbox::default()).collect(),
             failure: Mutex::default(),
             ranks: (0..size).map(|_| Rank::default()).collect(),
             progress: AtomicU64::new(0),
+            told: AtomicU64::new(0),
         }
     }
 
@@ -45,11 +88,37 @@ impl World {
         self.ranks.len()
     }
 
-    /// The messages from one rank to another.
-    pub(super) fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
-        let size = self.size();
-        assert!(from < size && to < size, "messages are between ranks of the world");
-        &self.mailboxes[from * size + to]
+    /// Whether a rank is in this process.
+    pub(super) fn is_here(&self, rank: usize) -> bool {
+        self.here.contains(&rank)
+    }
+
+    /// Whether some member of a group is in another process.
+    pub(super) fn spans(&self, group: &Group) -> bool {
+        group.members().iter().any(|member| !self.here.contains(member))
+    }
+
+    /// The messages from one rank to one of this process.
+    pub(super) fn mailbox(&self, channel: Channel, from: usize, to: usize) -> &Mailbox {
+        assert!(from < self.size() && self.here.contains(&to), "messages are between ranks");
+        let at = from * self.here.len() + to - self.here.start;
+        &self.mailboxes[at * Channel::COUNT + channel as usize]
+    }
+
+    /// Sends a message, whose parts follow each other.
+    pub(super) fn send(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
+        if self.here.contains(&to) {
+            self.mailbox(channel, from, to).put(parts);
+        } else {
+            assert!(to < self.size(), "messages are between ranks of the world");
+            let wire = self.wire.get();
+            wire.expect("a wire leads to other processes").carry(channel, from, to, parts);
+        }
+    }
+
+    /// Lets a wire lead to the ranks of other processes.
+    pub(super) fn connect(&self, wire: Arc<dyn Wire>) {
+        assert!(self.wire.set(wire).is_ok(), "a world is connected once");
     }
 
     /// Where a group meets; made on its first call.
@@ -65,14 +134,24 @@ impl World {
         place
     }
 
-    /// Notes that a rank has finished an instruction.
+    /// Notes that a rank of this process has finished an instruction.
     pub(super) fn advance(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Notes that ranks of another process have finished some.
+    pub(super) fn note_progress(&self, instructions: u64) {
+        self.told.fetch_add(instructions, Ordering::Relaxed);
+    }
+
+    /// How many instructions the ranks of this process have finished.
+    pub(super) fn own_progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
     /// How many instructions ranks have finished.
     pub(super) fn progress(&self) -> u64 {
-        self.progress.load(Ordering::Relaxed)
+        self.own_progress().wrapping_add(self.told.load(Ordering::Relaxed))
     }
 
     /// Notes what a rank is about to do.
@@ -90,6 +169,9 @@ impl World {
 
     /// A rank and what it is doing, for messages.
     pub(super) fn describe(&self, rank: usize) -> String {
+        if let Some(wire) = self.wire.get().filter(|_| !self.here.contains(&rank)) {
+            return format!("rank {rank}, which is on {}", wire.machine(rank));
+        }
         match *lock(&self.ranks[rank].activity) {
             Some(call) => format!("rank {rank}, which is in {call}"),
             None => format!("rank {rank}, which is between calls"),
@@ -98,12 +180,32 @@ impl World {
 
     /// Ends the world; the first failure is the one that is reported.
     pub(super) fn fail(&self, rank: usize, reason: &str) {
-        lock(&self.failure).get_or_insert_with(|| (rank, reason.to_owned()));
-        self.wake_all();
+        let is_news = self.note_failure(rank, reason);
+        if let Some(wire) = self.wire.get().filter(|_| is_news) {
+            wire.tell_failure(rank, reason);
+        }
     }
 
-    /// Notes that a rank has ended.
+    /// Ends the world in this process; whether it had not ended before.
+    pub(super) fn note_failure(&self, rank: usize, reason: &str) -> bool {
+        let mut failure = lock(&self.failure);
+        let is_news = failure.is_none();
+        failure.get_or_insert_with(|| (rank, reason.to_owned()));
+        drop(failure);
+        self.wake_all();
+        is_news
+    }
+
+    /// Notes that a rank of this process has ended.
     pub(super) fn leave(&self, rank: usize) {
+        self.note_end(rank);
+        if let Some(wire) = self.wire.get() {
+            wire.tell_end(rank);
+        }
+    }
+
+    /// Notes that a rank has ended, of whichever process.
+    pub(super) fn note_end(&self, rank: usize) {
         self.ranks[rank].left.store(true, Ordering::SeqCst);
         self.wake_all();
     }

@@ -205,7 +205,7 @@ pub fn save(
     step: u64,
     state: &RunState,
 ) -> Result<PathBuf, Failure> {
-    if let Some(found) = session.weight_not_finite() {
+    if let Some(found) = session.weight_not_finite()? {
         let headline = format!("weights or optimizer are not finite after step {step}");
         return Err(Diagnostic::error("E4054", Span::default(), headline)
             .note(found.to_string())
@@ -226,7 +226,7 @@ pub fn save(
         let rank = of_rank[0].0.rank;
         let entry = session.lend(rank, |memory| {
             let bytes = |(shard, _): &(Shard, String)| memory.bytes(shard.buffer, shard.range());
-            let bytes: Vec<Cow<'_, [u8]>> = of_rank.iter().map(bytes).collect();
+            let bytes: Vec<Cow<'_, [u8]>> = of_rank.iter().map(bytes).collect::<Result<_, _>>()?;
             let slices: Vec<Slice<'_>> = of_rank
                 .iter()
                 .zip(&bytes)

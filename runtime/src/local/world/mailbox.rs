@@ -34,13 +34,29 @@ pub(in crate::local) struct Receiver<'a> {
 }
 
 impl Mailbox {
-    /// Copies a message into the queue.
-    pub(in crate::local) fn put(&self, bytes: &[u8]) {
+    /// Copies a message, whose parts follow each other, into the queue.
+    pub(in crate::local) fn put(&self, parts: [&[u8]; 2]) {
+        let mut buffer = self.buffer();
+        parts.iter().for_each(|part| buffer.extend_from_slice(part));
+        self.push(buffer);
+    }
+
+    /// An empty buffer for a message.
+    pub(in crate::local) fn buffer(&self) -> Vec<u8> {
         let mut buffer = lock(&self.messages).free.pop().unwrap_or_default();
         buffer.clear();
-        buffer.extend_from_slice(bytes);
-        lock(&self.messages).waiting.push_back(buffer);
+        buffer
+    }
+
+    /// Puts a message into the queue.
+    pub(in crate::local) fn push(&self, message: Vec<u8>) {
+        lock(&self.messages).waiting.push_back(message);
         self.arrived.notify_one();
+    }
+
+    /// Gives a buffer back, to be used again.
+    pub(in crate::local) fn release(&self, buffer: Vec<u8>) {
+        lock(&self.messages).free.push(buffer);
     }
 
     /// Wakes whoever waits here, to look at the state of the world.
@@ -55,7 +71,7 @@ impl Mailbox {
         receiver: Receiver<'_>,
         bytes: &mut [u8],
     ) -> Result<(), CommError> {
-        let message = self.wait(receiver, bytes.len())?;
+        let message = self.wait(receiver, &|| receive_call(receiver.from, bytes.len()))?;
         if message.len() != bytes.len() {
             return Err(CommError::Mismatch {
                 first: receiver.from,
@@ -65,14 +81,18 @@ impl Mailbox {
             });
         }
         bytes.copy_from_slice(&message);
-        lock(&self.messages).free.push(message);
+        self.release(message);
         Ok(())
     }
 
-    fn wait(&self, receiver: Receiver<'_>, bytes: usize) -> Result<Vec<u8>, CommError> {
+    /// Takes the oldest message, in a call that is described; waits for it if there is none.
+    pub(in crate::local) fn wait(
+        &self,
+        receiver: Receiver<'_>,
+        call: &dyn Fn() -> String,
+    ) -> Result<Vec<u8>, CommError> {
         let Receiver { world, rank, from, deadline } = receiver;
         let mut patience = Patience::new(deadline);
-        let call = || receive_call(from, bytes);
         let mut messages = lock(&self.messages);
         loop {
             if let Some(message) = messages.waiting.pop_front() {

@@ -143,6 +143,32 @@ impl fmt::Display for Signature {
     }
 }
 
+impl Signature {
+    /// What messages of the call begin with: all that members must agree on.
+    pub(in crate::local) fn header(&self) -> Vec<u8> {
+        let text = self.to_string();
+        let numbers = [self.order, self.counts, text.len() as u64];
+        let mut header = numbers.map(u64::to_le_bytes).concat();
+        header.extend_from_slice(text.as_bytes());
+        header
+    }
+
+    /// The call that a message begins with, in words, which say how it differs from this one.
+    pub(in crate::local) fn other(&self, message: &[u8]) -> String {
+        let Some((numbers, text)) = message.split_first_chunk::<24>() else {
+            return "what is no call".to_owned();
+        };
+        let [order, counts, length] = [0, 1, 2].map(|at| numbers.as_chunks().0[at]);
+        let [order, counts, length] = [order, counts, length].map(u64::from_le_bytes);
+        let text = text.get(..length as usize).unwrap_or(text);
+        let text = String::from_utf8_lossy(text).into_owned();
+        if text != self.to_string() {
+            return text;
+        }
+        text + difference(&Signature { order, counts, ..*self }, self)
+    }
+}
+
 /// How two calls with equal texts differ.
 fn difference(a: &Signature, b: &Signature) -> &'static str {
     match (a.order == b.order, a.counts == b.counts) {
