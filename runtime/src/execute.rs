@@ -3,7 +3,7 @@
 //! A [`Session`] is made from the programs of all classes of ranks. Between steps the ranks sleep,
 //! and the host reads and writes their buffers; during a step nothing but the ranks does. Where a
 //! run has several processes, the session of the first one leads: those of the others carry out
-//! what it orders (module `elsewhere`).
+//! what it orders (modules `elsewhere` and `follow`).
 //!
 //! **Failures.** A rank that panics or whose communication fails ends the step on all ranks. The
 //! error names the rank that failed first, its step and its instruction, as they stand in the text
@@ -19,6 +19,7 @@ mod course;
 mod describe;
 mod elsewhere;
 mod finite;
+mod follow;
 mod memory;
 mod rank;
 mod shards;
@@ -59,9 +60,9 @@ use crate::trace::{Span, Trace, Tracing};
 use control::Control;
 use course::Course;
 use elsewhere::{Elsewhere, Order};
-pub use elsewhere::{Prepare, Prepared, Share, follow};
 use finite::Found;
 pub use finite::NotFinite;
+pub use follow::{Prepare, Prepared, Share, follow};
 use memory::Memory;
 use rank::Runner;
 pub use shards::{Part, Shard, Values};

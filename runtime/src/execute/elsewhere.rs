@@ -1,9 +1,5 @@
 //! The ranks of other processes: what the host that leads a session tells those that follow.
-//!
-//! A host that follows makes the same seats and threads for its ranks as the one that leads, from
-//! the programs that it is sent, and carries out orders until the last.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -11,41 +7,38 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ir::ids::Ids;
 use ir::plan::Mesh;
 use ir::program::{BufferId, Program};
 use ir::{DType, Target};
 use kernels::Kernel;
-use kernels::bounds::verify_programs;
 use serde::{Deserialize, Serialize};
 
-use crate::cuda::gpus::Gpus;
-use crate::error::{Error, Failure};
-use crate::local::{Arrivals, Local};
+use crate::error::Error;
+use crate::local::Arrivals;
 use crate::processes::{Ears, Peers, Wires, ranks_of};
 use crate::trace::{Span, Tracing};
 
 use super::control::{Control, Inputs};
 use super::fault::Fault;
 use super::finite::Found;
-use super::{Cached, Classes, Devices, Options, Phase, RankTime, Session, Watch, cpus, lock};
+use super::{Cached, Classes, Options, Phase, RankTime, lock};
 
 /// How long a process may take no bytes before it is lost, at least. Chosen: longer than a machine
 /// pauses.
-const PATIENCE_MIN: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE_MIN: Duration = Duration::from_secs(60);
 
 /// What a session begins with.
 #[derive(Serialize, Deserialize)]
-struct Setup {
-    programs: Vec<Program>,
-    kernels: Vec<Kernel>,
-    mesh: Mesh,
-    target: Option<Target>,
+pub(super) struct Setup {
+    pub(super) programs: Vec<Program>,
+    pub(super) kernels: Vec<Kernel>,
+    pub(super) mesh: Mesh,
+    pub(super) target: Option<Target>,
     /// Threads of a rank, where they are the same on all machines.
-    threads_per_rank: Option<usize>,
-    deadline: Duration,
-    tracing: Tracing,
-    disk: Option<PathBuf>,
+    pub(super) threads_per_rank: Option<usize>,
+    pub(super) deadline: Duration,
+    pub(super) tracing: Tracing,
+    pub(super) disk: Option<PathBuf>,
 }
 
 /// What the host that leads tells another one.
@@ -286,154 +279,14 @@ impl Drop for Elsewhere {
 /// What to do where another process is lost.
 const LOST: &str = "its own message says why; go on from the last checkpoint with `--resume`";
 
-fn unexpected(process: usize) -> Error {
+pub(super) fn unexpected(process: usize) -> Error {
     let reason = format!("process {process} answers something else than it is asked");
     Error::Processes { reason, help: "start all processes from one program".to_owned() }
 }
 
-fn encode(said: &impl Serialize) -> Vec<u8> {
+pub(super) fn encode(said: &impl Serialize) -> Vec<u8> {
     let Ok(bytes) = postcard::to_stdvec(said) else {
         unreachable!("orders, answers and programs have a length, and no maps");
     };
     bytes
-}
-
-/// Which ranks a process has, and how many threads each of them, where that is said.
-pub type Share = (Range<usize>, Option<usize>);
-
-/// Opens what the ranks of a process compute on, by their programs and the target of these.
-pub type Prepare<'a> = dyn Fn(&Classes, Option<Target>, Share) -> Result<Prepared, Failure> + 'a;
-
-/// What a process that follows has for its ranks.
-pub struct Prepared {
-    /// Threads of a rank.
-    pub threads_per_rank: usize,
-    /// Its GPUs, where programs are for these.
-    pub gpus: Option<Gpus>,
-}
-
-/// Has ranks of a session that another process leads, until that one ends it.
-///
-/// # Errors
-/// The ranks cannot be made; the leading process is lost.
-pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<(), Failure> {
-    let setup: Setup = postcard::from_bytes(&peers.begun()?).map_err(|_| unexpected(0))?;
-    let Setup { programs, kernels, mesh, target, threads_per_rank, deadline, tracing, disk } =
-        setup;
-    let wrong = verify_programs(&programs, &kernels, mesh);
-    if !wrong.is_empty() {
-        return Err(wrong.into());
-    }
-    let classes = Arc::new(Classes { programs, kernels, mesh, ids: Ids::default() });
-    let size = mesh.ranks();
-    let here = ranks_of(size, peers.count()).swap_remove(peers.launch().process);
-    let (locals, arrivals) = Local::part(size, here.clone(), deadline);
-    let (sender, orders) = channel();
-    let ears: Arc<dyn Ears> = Arc::new(Following(Mutex::new(sender)));
-    let wires = Wires::start(peers, size, &arrivals, &ears, deadline.max(PATIENCE_MIN))?;
-    let started = prepare(&classes, target, (here.clone(), threads_per_rank)).and_then(|own| {
-        let threads_per_rank = own.threads_per_rank;
-        let options = Options { threads_per_rank, deadline, tracing, disk };
-        let cpu = cpus(threads_per_rank);
-        let devices = own.gpus.as_ref().map_or(Devices::Made(&cpu), Devices::Gpus);
-        let mut session = Session::without_ranks(classes, here, &options);
-        let watches = session.start_ranks(&options, devices, locals)?;
-        Ok(Follower { session, gpus: own.gpus, watches, deadline })
-    });
-    let ready = started.as_ref().map(|_| Gpus::have_nccl()).map_err(ToString::to_string);
-    wires.say(0, &encode(&Answer::Ready(ready)));
-    let ended = started.and_then(|own| Ok(own.serve(&orders, &wires)?));
-    wires.close();
-    ended
-}
-
-/// What hears the process that leads.
-struct Following(Mutex<Sender<Result<Order, String>>>);
-
-impl Ears for Following {
-    fn hear(&self, process: usize, said: Vec<u8>) {
-        if process == 0 {
-            let order = postcard::from_bytes(&said).map_err(|why| why.to_string());
-            // There is nobody to tell once the session is gone.
-            let _ = lock(&self.0).send(order);
-        }
-    }
-
-    fn lose(&self, process: usize, why: &str) {
-        if process == 0 {
-            let _ = lock(&self.0).send(Err(format!("the first process: {why}")));
-        }
-    }
-}
-
-/// The ranks of a process that follows.
-struct Follower {
-    session: Session,
-    gpus: Option<Gpus>,
-    /// What connects these, until they are connected.
-    watches: Vec<Watch>,
-    deadline: Duration,
-}
-
-impl Follower {
-    /// Carries out orders until the last.
-    fn serve(
-        mut self,
-        orders: &Receiver<Result<Order, String>>,
-        wires: &Wires,
-    ) -> Result<(), Error> {
-        let lost =
-            |reason| Error::Processes { reason, help: "its own message says why".to_owned() };
-        let gone = |_| lost("the first process is gone".to_owned());
-        loop {
-            let order = orders.recv().map_err(gone)?.map_err(lost)?;
-            if matches!(order, Order::End) {
-                return Ok(());
-            }
-            if let Some(answer) = self.carry_out(order)? {
-                wires.say(0, &encode(&answer));
-            }
-        }
-    }
-
-    /// Carries out one order; what is answered, where anything is.
-    fn carry_out(&mut self, order: Order) -> Result<Option<Answer>, Error> {
-        let session = &mut self.session;
-        Ok(Some(match order {
-            Order::Run(phase, inputs) => {
-                let start = Instant::now();
-                let ran = session.control.obey(phase, inputs).into_iter();
-                let found = |rank| {
-                    let found: Option<Found> = lock(session.seat(rank)).found;
-                    found.map(|found| (found, found.when.saturating_duration_since(start)))
-                };
-                Answer::Ran(ran.map(|(rank, it)| (rank, it, found(rank))).collect())
-            }
-            Order::Read(rank, buffer, bytes) => {
-                let bytes =
-                    session.lend(rank, |lent| lent.bytes(buffer, bytes).map(Cow::into_owned));
-                Answer::Bytes(bytes?)
-            }
-            Order::Examine(rank, ranges) => {
-                Answer::Examined(session.lend(rank, |lent| lent.first_not_finite(&ranges))?)
-            }
-            Order::Spans(rank) => Answer::Spans(lock(session.seat(rank)).spans.clone()),
-            Order::Connect(ids) => {
-                let watches = std::mem::take(&mut self.watches);
-                let gpus = self.gpus.as_ref();
-                let connect = |gpus| session.connect(gpus, watches, self.deadline, ids);
-                let connected = gpus.map_or(Ok(()), connect);
-                Answer::Ready(connected.map(|()| true).map_err(|why| why.to_string()))
-            }
-            Order::Write(rank, buffer, first, bytes) => {
-                session.write_from(rank, buffer, first, &bytes);
-                return Ok(None);
-            }
-            Order::Copy(ends, tokens) => {
-                session.copy_cached(ends, tokens);
-                return Ok(None);
-            }
-            Order::End => return Ok(None),
-        }))
-    }
 }

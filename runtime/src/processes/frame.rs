@@ -93,11 +93,10 @@ pub(super) fn write(target: &mut impl Write, head: Head, parts: [&[u8]; 2]) -> i
 pub(super) fn read(source: &mut impl Read, length: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
     let mut left = length;
     while left > 0 {
-        let read = source.take(left.min(READ_BYTES)).read_to_end(bytes)?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        left -= read as u64;
+        let (start, next) = (bytes.len(), left.min(READ_BYTES));
+        bytes.resize(start + next as usize, 0);
+        source.read_exact(&mut bytes[start..])?;
+        left -= next;
     }
     Ok(())
 }

@@ -7,7 +7,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::thread::sleep;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -128,22 +129,20 @@ impl Launch {
             let help = "set MASTER_PORT, for all processes, to a port that is free";
             refusal(format!("the first process can't listen on port {port}: {why}"), help)
         };
-        let listener = listen(port).map_err(taken)?;
+        let door = Door::new(&self, listen(port).map_err(taken)?);
         let mut come: Vec<Option<Come>> = Vec::new();
         come.resize_with(self.count, || None);
         let since = Instant::now();
         while come.iter().skip(1).any(Option::is_none) {
-            let Some((mut stream, from)) = accept(&listener, since, PATIENCE) else {
+            let Some(Guest { mut stream, from, hello, knows }) = door.next(since, PATIENCE) else {
                 return Err(self.missing(&come));
             };
-            // Whoever is no process of ours is left alone.
-            let Some((hello, knows)) = self.receive(&mut stream) else { continue };
             let is_free = hello.process > 0 && come.get(hello.process).is_some_and(Option::is_none);
             if let Some(why) = self.doubt(&hello, knows, is_free) {
                 let _ = say(&mut stream, &Answer::Refused(why));
                 continue;
             }
-            let listens = SocketAddr::new(from.ip(), hello.port);
+            let listens = SocketAddr::new(from, hello.port);
             come[hello.process] = Some(Come { stream, listens, challenge: hello.challenge });
         }
         let mut addresses: Vec<SocketAddr> = come.iter().flatten().map(|it| it.listens).collect();
@@ -233,14 +232,13 @@ impl Launch {
             });
             connections[process] = Some(reached.map_err(|why| lost_at(process, &why))?);
         }
-        let since = Instant::now();
+        let (since, door) = (Instant::now(), Door::new(&self, listener));
         while let Some(missing) =
             (self.process + 1..self.count).find(|&at| connections[at].is_none())
         {
-            let Some((mut stream, _)) = accept(&listener, since, SHORT) else {
+            let Some(Guest { stream, hello, knows, .. }) = door.next(since, SHORT) else {
                 return Err(lost_at(missing, &io::ErrorKind::TimedOut.into()));
             };
-            let Some((hello, knows)) = self.receive(&mut stream) else { continue };
             let is_free = hello.process > self.process
                 && connections.get(hello.process).is_some_and(Option::is_none);
             if self.doubt(&hello, knows, is_free).is_none() {
@@ -302,22 +300,47 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// The next one that comes; none after some time.
-fn accept(
-    listener: &TcpListener,
-    since: Instant,
-    patience: Duration,
-) -> Option<(TcpStream, SocketAddr)> {
-    while since.elapsed() < patience {
-        match listener.accept() {
-            Ok((stream, from)) if stream.set_nonblocking(false).is_ok() => {
-                let ip = from.ip().to_canonical();
-                return Some((stream, SocketAddr::new(ip, from.port())));
-            }
-            _ => sleep(PAUSE),
-        }
+/// Where processes come. Each has a thread to say who it is to, so that nobody waits for one that
+/// says nothing.
+struct Door<'a> {
+    launch: &'a Launch,
+    listener: TcpListener,
+    come: (Sender<Guest>, Receiver<Guest>),
+}
+
+/// Somebody who has said that it is a process of ours.
+struct Guest {
+    stream: TcpStream,
+    from: IpAddr,
+    hello: Hello,
+    /// Whether it knows the secret.
+    knows: bool,
+}
+
+impl Door<'_> {
+    fn new(launch: &Launch, listener: TcpListener) -> Door<'_> {
+        Door { launch, listener, come: channel() }
     }
-    None
+
+    /// The next one that comes; none after some time.
+    fn next(&self, since: Instant, patience: Duration) -> Option<Guest> {
+        while since.elapsed() < patience {
+            if let Ok((mut stream, from)) = self.listener.accept() {
+                let (launch, sender) = (self.launch.clone(), self.come.0.clone());
+                let receive = move || {
+                    stream.set_nonblocking(false).ok()?;
+                    let (hello, knows) = launch.receive(&mut stream)?;
+                    let from = from.ip().to_canonical();
+                    sender.send(Guest { stream, from, hello, knows }).ok()
+                };
+                // Where there is no thread for it, it comes again.
+                let _ = thread::Builder::new().name("meeting".to_owned()).spawn(receive);
+            } else if let Ok(guest) = self.come.1.recv_timeout(PAUSE) {
+                return Some(guest);
+            }
+        }
+        None
+    }
 }
 
 /// Makes a connection ready for frames.
@@ -396,8 +419,8 @@ pub(super) mod tests {
         for count in 2..6 {
             let mut all = meet(count);
             for (a, of_process) in all.iter().enumerate() {
-                let others = of_process.connections.iter().enumerate();
-                assert!(others.map(|(b, one)| one.is_some() == (a != b)).all(|is| is));
+                let mut others = of_process.connections.iter().enumerate();
+                assert!(others.all(|(b, one)| one.is_some() == (a != b)));
             }
             for (a, b) in (0..count).flat_map(|a| (0..count).map(move |b| (a, b))) {
                 if let Some(stream) = &mut all[a].connections[b] {

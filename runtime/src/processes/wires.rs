@@ -373,7 +373,8 @@ mod tests {
         let (process, why) = parts[0].2.recv().unwrap();
         assert!(process == 1 && why.unwrap_err().contains("has ended"));
         let failed = parts[1].0[0].barrier(&group).unwrap_err();
-        assert!(failed.to_string().contains("rank 2 failed"), "{failed}");
+        // Those that are left may hear first what it said of them.
+        assert!(failed.to_string().contains("failed: its process on"), "{failed}");
         drop(ends);
     }
 }
