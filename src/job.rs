@@ -123,11 +123,12 @@ impl Where {
 
 /// The diagnostic of more ranks than one process has threads for.
 pub fn check_local(cluster: &Cluster, ranks: usize) -> Result<(), Diagnostic> {
-    if cluster.device.kind != Kind::Cpu || ranks <= LOCAL_RANKS_MAX * cluster.nodes {
+    let most = LOCAL_RANKS_MAX * cluster.nodes;
+    if cluster.device.kind != Kind::Cpu || ranks <= most {
         return Ok(());
     }
     let headline = format!("{ranks} ranks are more threads than one process should have");
-    Err(usage("--ranks", headline).help(format!("use --ranks {LOCAL_RANKS_MAX} or fewer")))
+    Err(usage("--ranks", headline).help(format!("use --ranks {most} or fewer")))
 }
 
 /// The heading of flags that fix, bound or forbid decisions of a plan.

@@ -1,5 +1,6 @@
 //! Runs of several processes, on one machine or on many: the first one leads, the others follow.
 
+use std::env;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use ir::{Diagnostic, Span, Target};
 use runtime::execute::{self, Classes, Options, Prepared, Session};
-use runtime::processes::{Launch, Peers, ranks_of};
+use runtime::processes::{Launch, Peers, Reception, ranks_of};
 use runtime::signal::StopSignal;
 use runtime::trace::Tracing;
 
@@ -16,14 +17,24 @@ use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::{GPU_DEADLINE_MIN, check_memory, deadline, gpus};
 
-/// Meets the other processes of a run; none where this one was started by itself.
+/// Opens the port to which the other processes of a run come, which this one leads; none where it
+/// was started by itself.
 ///
 /// # Errors
-/// Those of [`Launch::from_environment`] and [`Launch::meet`].
-pub fn meet() -> Result<Option<Peers>, Failure> {
+/// Those of [`Launch::from_environment`] and [`Launch::open`].
+pub fn open() -> Result<Option<Reception>, Failure> {
     let Some(launch) = Launch::from_environment()? else { return Ok(None) };
-    output::note(&format!("ranks    in {} processes, of which this one leads", launch.count));
-    Ok(Some(launch.meet()?))
+    let (count, port) = (launch.count, launch.leader.1);
+    output::note(&format!("ranks    in {count} processes, led by this one on port {port}"));
+    Ok(Some(launch.open()?))
+}
+
+/// Waits for the other processes.
+///
+/// # Errors
+/// Those of [`Reception::meet`].
+pub fn meet(reception: Reception) -> Result<Peers, Failure> {
+    Ok(reception.meet(&output::note)?)
 }
 
 /// Has ranks of a run that another process leads, until it ends; none where this process leads, or
@@ -35,16 +46,20 @@ pub fn follow() -> Result<Option<Exit>, Failure> {
     let launch = Launch::from_environment()?.filter(|launch| launch.process > 0);
     let Some(launch) = launch else { return Ok(None) };
     let own = launch.clone();
-    let peers = launch.meet()?;
+    let peers = launch.meet(&output::note)?;
     // Launchers signal all processes; the first one ends the run.
     let _signals = StopSignal::watch(Duration::MAX)?;
-    execute::follow(peers, &|classes, target, (here, threads)| {
+    let code = execute::follow(peers, &|classes, target, (here, threads)| {
         prepare(&own, classes, target, (here, threads)).map_err(|failure| match failure {
             Failure::Input(wrong) => runtime::Failure::Input(wrong),
             Failure::World(error) => runtime::Failure::World(error),
         })
     })?;
-    Ok(Some(Exit::Success))
+    let mut exits = [Exit::Success, Exit::Interrupted, Exit::Killed].into_iter();
+    Ok(exits.find(|exit| exit.code() == code).or_else(|| {
+        output::note("error: the run has failed: the first process says why");
+        Some(Exit::World)
+    }))
 }
 
 /// Starts the ranks of a run of several processes, of which this one leads. Ranks have as many
@@ -61,9 +76,10 @@ pub fn lead(
 ) -> Result<Session, Failure> {
     let (ranks, processes) = (classes.mesh.ranks(), peers.count());
     if ranks < processes {
-        let headline = format!("{processes} processes are started, and the plan has {ranks} ranks");
+        let has = if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") };
+        let headline = format!("{processes} processes are started, and the plan has {has}");
         let wrong = Diagnostic::error("E5001", Span::of("--ranks"), headline);
-        return Err(wrong.help(format!("start {ranks}, or plan for more ranks")).into());
+        return Err(wrong.help("start fewer, or plan for more ranks").into());
     }
     let here = ranks_of(ranks, processes).swap_remove(0);
     let Prepared { threads_per_rank, gpus } =
@@ -74,6 +90,9 @@ pub fn lead(
     let on = (target, gpus.as_ref());
     Ok(Session::lead(Arc::new(classes), (&options, threads), on, peers)?)
 }
+
+/// Which GPUs a process sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Opens what the ranks of this process compute on.
 fn prepare(
@@ -88,7 +107,12 @@ fn prepare(
     let threads_per_rank = threads.unwrap_or_else(own);
     // Those of the processes of this machine that come before it.
     let ranks = ranks_of(classes.mesh.ranks(), launch.count);
-    let first = here.start - ranks[launch.process.saturating_sub(number)].start;
+    let mut first = here.start - ranks[launch.process.saturating_sub(number)].start;
+    if env::var_os(VISIBLE).is_some() {
+        // A launcher may show each process its own GPUs alone, which it counts from 0.
+        let visible = runtime::cuda::gpus().map_or(0, |gpus| gpus.len());
+        first = if visible < first + here.len() { 0 } else { first };
+    }
     let gpus = gpus(target, (first..first + here.len(), classes.mesh.ranks()), &classes.kernels)?;
     if gpus.is_none() {
         check_memory(classes, here, threads_per_rank)?;

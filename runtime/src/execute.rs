@@ -611,6 +611,14 @@ impl Session {
         Ok(Seat { memory, spans: Vec::with_capacity(spans), found: None })
     }
 
+    /// Says with which exit code other processes of the run end when this session does: with that
+    /// of a failure where nothing is said.
+    pub fn end_with(&self, code: u8) {
+        if let Some(elsewhere) = &self.elsewhere {
+            elsewhere.end_with(code);
+        }
+    }
+
     /// The programs.
     pub fn classes(&self) -> &Classes {
         &self.classes

@@ -16,7 +16,7 @@ mod meeting;
 mod wires;
 
 pub use launch::{LAUNCHERS, Launch, Launcher};
-pub use meeting::Peers;
+pub use meeting::{Peers, Reception};
 pub use wires::{Ears, Wires, ranks_of};
 
 use crate::error::Error;

@@ -10,7 +10,7 @@ use planner::machine::Machine;
 use runtime::cuda::Gpu;
 use runtime::cuda::context::Context;
 use runtime::cuda::nvrtc::{self, Nvrtc};
-use runtime::processes::{LAUNCHERS, Launcher as Variables};
+use runtime::processes::Launch;
 use serde_json::Value;
 
 use crate::documents::{Doctor, Document, ExecutingGpu, Launcher, LibraryRow};
@@ -133,11 +133,10 @@ fn find(library: &Library, folders: &[PathBuf]) -> Option<PathBuf> {
     paths.find(|path| Path::is_file(path))
 }
 
-/// The launcher that has started this process, with its number and how many there are.
-fn launcher() -> Option<(&'static str, String, String)> {
-    LAUNCHERS.into_iter().find_map(|Variables { name, process, count, .. }| {
-        Some((name, std::env::var(process).ok()?, std::env::var(count).ok()?))
-    })
+/// What a launcher says to this process; none where it was started by itself, or that makes no
+/// sense.
+fn launch() -> Option<Launch> {
+    Launch::from_environment().ok().flatten()
 }
 
 fn document(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>]) -> Value {
@@ -148,8 +147,11 @@ fn document(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>])
         looked_for: library.files.iter().map(|file| (*file).to_owned()).collect(),
         way_out: found.is_none().then(|| library.way_out.to_owned()),
     };
-    let launcher =
-        launcher().map(|(name, rank, ranks)| Launcher { name: name.to_owned(), rank, ranks });
+    let launcher = launch().map(|launch| Launcher {
+        name: launch.launcher.to_owned(),
+        rank: launch.process.to_string(),
+        ranks: launch.count.to_string(),
+    });
     let document = Doctor {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cores: machine.cores as u64,
@@ -187,8 +189,17 @@ fn page(machine: &Machine, gpus: &[ExecutingGpu], found: &[Option<PathBuf>]) -> 
             _ => "",
         },
     );
-    if let Some((name, rank, ranks)) = launcher() {
-        text += &format!("started  by {name} as process {rank} of {ranks}, counted from 0\n");
+    match Launch::from_environment() {
+        Ok(None) => {}
+        Ok(Some(launch)) => {
+            let Launch { launcher, process, count, local: (own, beside), leader, .. } = launch;
+            let (host, port) = leader;
+            text += &format!(
+                "started  by {launcher} as process {process} of {count}, and {own} of {beside} on \
+                 this machine, counted from 0; the first is on {host}:{port}\n"
+            );
+        }
+        Err(why) => text += &format!("started  in a way that makes no sense: {why}\n"),
     }
     for (number, ExecutingGpu { name, memory_bytes, kernels_for }) in gpus.iter().enumerate() {
         let kernels = match kernels_for {

@@ -14,6 +14,7 @@ use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
 use runtime::load::check_weights;
 use runtime::lock::RunLock;
+use runtime::processes::Reception;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
 use runtime::train::{self, Config, Identity, LossScale, OnSpike, Outcome, RunState};
@@ -82,7 +83,8 @@ pub struct Args {
     /// cpu-local]
     #[arg(long, value_name = "PRESET|FILE", help_heading = WHERE)]
     pub cluster: Option<PathArg>,
-    /// Ranks: threads of this process with memory of their own [default: 1]
+    /// Ranks, each with memory of its own: threads of this process, or of those that a launcher
+    /// starts [default: 1]
     #[arg(
         long,
         visible_alias = "devices",
@@ -295,6 +297,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(exit) = followed {
         return Ok(exit);
     }
+    // Whoever comes while this one plans is told if it fails.
+    let reception = if args.dry_run { None } else { processes::open()? };
     match &args.resume {
         Some(folder) => {
             let is_written = Run::is_at(folder) && !args.dry_run;
@@ -314,7 +318,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 }
                 None => PlanFrom::Search,
             };
-            execute(args, &settings, &resolved, &from, Some(&run), Some(&checkpoint))
+            execute((args, reception), &settings, &resolved, &from, Some(&run), Some(&checkpoint))
         }
         None => {
             let planned = args.plan.as_ref().map(read_plan).transpose()?;
@@ -339,7 +343,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 (None, Some(_)) => plan_for_gpus(&settings)?,
                 (None, None) => PlanFrom::Search,
             };
-            execute(&args, &settings, &resolved, &from, run.as_ref(), None)
+            execute((&args, reception), &settings, &resolved, &from, run.as_ref(), None)
         }
     }
 }
@@ -531,7 +535,7 @@ fn keep_documents_apart(
 }
 
 fn execute(
-    args: &Args,
+    (args, reception): (&Args, Option<Reception>),
     settings: &Settings,
     resolved: &Resolved,
     from: &PlanFrom,
@@ -554,7 +558,7 @@ fn execute(
         output::answer(&training.forecast(settings, resumed.map_or(0, Checkpoint::step))?);
         return Ok(Exit::Success);
     };
-    let peers = processes::meet()?;
+    let peers = reception.map(processes::meet).transpose()?;
     let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
     let stop = StopSignal::watch(grace)?;
     let mut session = training.start(settings, &run.folder, peers)?;
@@ -582,8 +586,9 @@ fn execute(
         resumed,
     );
     watcher.finish();
-    let outcome = outcome?;
-    finish(args, run, &watcher, &outcome, &stop)
+    let exit = finish(args, run, &watcher, &outcome?, &stop)?;
+    session.end_with(exit.code());
+    Ok(exit)
 }
 
 fn config(

@@ -76,8 +76,13 @@ fn the_doctor_sees_the_machine() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantline"));
     let folder = scratch.0.join("lib");
     command.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder);
-    command.env("SLURM_PROCID", "3").env("SLURM_STEP_NUM_TASKS", "8").env_remove("PMI_RANK");
-    command.env_remove("OMPI_COMM_WORLD_RANK").env_remove("RANK");
+    command
+        .env("SLURM_PROCID", "3")
+        .env("SLURM_STEP_NUM_TASKS", "8")
+        .env("SLURM_STEP_NODELIST", "a[1-2]");
+    for variable in ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "MASTER_ADDR"] {
+        command.env_remove(variable);
+    }
     let output = command.output().expect("the program starts");
     let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
     let libraries = document["libraries"].as_array().expect("a list");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,9 +24,12 @@ use super::fault::Fault;
 use super::finite::Found;
 use super::{Cached, Classes, Options, Phase, RankTime, lock};
 
-/// How long a process may take no bytes before it is lost, at least. Chosen: longer than a machine
+/// How long a process may say or take nothing before it is lost. Chosen: longer than a machine
 /// pauses.
-pub(super) const PATIENCE_MIN: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What processes end with that are told nothing else: a rank or the outside world failed.
+const FAILED: u8 = 7;
 
 /// What a session begins with.
 #[derive(Serialize, Deserialize)]
@@ -59,8 +63,8 @@ pub(super) enum Order {
     /// Connects GPUs whose groups have these ids, where NCCL has any; answered by
     /// [`Answer::Ready`].
     Connect(Option<Vec<Vec<u8>>>),
-    /// Ends the session; there is no answer.
-    End,
+    /// Ends the session, with an exit code; there is no answer.
+    End(u8),
 }
 
 /// What another host answers.
@@ -84,6 +88,8 @@ pub(super) struct Elsewhere {
     /// Why none come any more.
     lost: Mutex<Option<String>>,
     step: Arc<Mutex<Step>>,
+    /// What the others end with.
+    code: AtomicU8,
 }
 
 /// What is known of the phase that is being run, or was last.
@@ -133,7 +139,7 @@ impl Ears for Leading {
 
     fn lose(&self, process: usize, why: &str) {
         self.control.lose(self.ranks[process].clone(), why);
-        let _ = lock(&self.answers).send(Err(format!("process {process}: {why}")));
+        let _ = lock(&self.answers).send(Err(why.to_owned()));
     }
 }
 
@@ -169,9 +175,14 @@ impl Elsewhere {
             answers: Mutex::new(sender),
             step: Arc::clone(&step),
         });
-        let patience = options.deadline.max(PATIENCE_MIN);
-        let wires = Wires::start(peers, size, arrivals, &ears, patience)?;
-        Ok(Elsewhere { wires, answers: Mutex::new(answers), lost: Mutex::default(), step })
+        let wires = Wires::start(peers, size, arrivals, &ears, PATIENCE)?;
+        Ok(Elsewhere {
+            wires,
+            answers: Mutex::new(answers),
+            lost: Mutex::default(),
+            step,
+            code: AtomicU8::new(FAILED),
+        })
     }
 
     /// Waits until all others have made their ranks, or connected their GPUs; whether all have
@@ -191,6 +202,11 @@ impl Elsewhere {
             }
         }
         Ok(all_have_nccl)
+    }
+
+    /// Says what the others end with: what this process does.
+    pub(super) fn end_with(&self, code: u8) {
+        self.code.store(code, Ordering::SeqCst);
     }
 
     /// Lets the ranks of all others run a phase.
@@ -271,7 +287,7 @@ impl Elsewhere {
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        self.tell_all(&Order::End);
+        self.tell_all(&Order::End(self.code.load(Ordering::SeqCst)));
         self.wires.close();
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::processes::{Ears, Peers, Wires, ranks_of};
 
-use super::elsewhere::{Answer, Order, PATIENCE_MIN, Setup, encode, unexpected};
+use super::elsewhere::{Answer, Order, PATIENCE, Setup, encode, unexpected};
 use super::finite::Found;
 use super::{Classes, Devices, Options, Session, Watch, cpus, lock};
 
@@ -34,11 +34,11 @@ pub struct Prepared {
     pub gpus: Option<Gpus>,
 }
 
-/// Has ranks of a session that another process leads, until that one ends it.
+/// Has ranks of a session that another process leads, until that one ends it: with which exit code.
 ///
 /// # Errors
 /// The ranks cannot be made; the leading process is lost.
-pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<(), Failure> {
+pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<u8, Failure> {
     let setup: Setup = postcard::from_bytes(&peers.begun()?).map_err(|_| unexpected(0))?;
     let Setup { programs, kernels, mesh, target, threads_per_rank, deadline, tracing, disk } =
         setup;
@@ -52,7 +52,7 @@ pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<(), Failure> {
     let (locals, arrivals) = Local::part(size, here.clone(), deadline);
     let (sender, orders) = channel();
     let ears: Arc<dyn Ears> = Arc::new(Following(Mutex::new(sender)));
-    let wires = Wires::start(peers, size, &arrivals, &ears, deadline.max(PATIENCE_MIN))?;
+    let wires = Wires::start(peers, size, &arrivals, &ears, PATIENCE)?;
     let started = prepare(&classes, target, (here.clone(), threads_per_rank)).and_then(|own| {
         let threads_per_rank = own.threads_per_rank;
         let options = Options { threads_per_rank, deadline, tracing, disk };
@@ -64,9 +64,9 @@ pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<(), Failure> {
     });
     let ready = started.as_ref().map(|_| Gpus::have_nccl()).map_err(ToString::to_string);
     wires.say(0, &encode(&Answer::Ready(ready)));
-    let ended = started.and_then(|own| Ok(own.serve(&orders, &wires)?));
+    let code = started.and_then(|own| Ok(own.serve(&orders, &wires)?))?;
     wires.close();
-    ended
+    Ok(code)
 }
 
 /// What hears the process that leads.
@@ -83,7 +83,7 @@ impl Ears for Following {
 
     fn lose(&self, process: usize, why: &str) {
         if process == 0 {
-            let _ = lock(&self.0).send(Err(format!("the first process: {why}")));
+            let _ = lock(&self.0).send(Err(why.to_owned()));
         }
     }
 }
@@ -103,14 +103,14 @@ impl Follower {
         mut self,
         orders: &Receiver<Result<Order, String>>,
         wires: &Wires,
-    ) -> Result<(), Error> {
+    ) -> Result<u8, Error> {
         let lost =
             |reason| Error::Processes { reason, help: "its own message says why".to_owned() };
         let gone = |_| lost("the first process is gone".to_owned());
         loop {
             let order = orders.recv().map_err(gone)?.map_err(lost)?;
-            if matches!(order, Order::End) {
-                return Ok(());
+            if let Order::End(code) = order {
+                return Ok(code);
             }
             if let Some(answer) = self.carry_out(order)? {
                 wires.say(0, &encode(&answer));
@@ -155,7 +155,7 @@ impl Follower {
                 session.copy_cached(ends, tokens);
                 return Ok(None);
             }
-            Order::End => return Ok(None),
+            Order::End(_) => return Ok(None),
         }))
     }
 }

@@ -99,6 +99,19 @@ pub(super) fn connections(classes: &Classes) -> (Vec<Vec<usize>>, Vec<usize>) {
     (groups.into_iter().collect(), scratch)
 }
 
+/// By phase, the ranks that update; none where all ranks are here, or none updates.
+fn updating(classes: &Classes, here: &Range<usize>) -> Vec<Option<communicator::Group>> {
+    let ranks = classes.mesh.ranks();
+    let of_phase = |phase| {
+        let updates = |program: &Program| first_update(program, steps(program, phase)).is_some();
+        let updates: Vec<bool> = classes.programs.iter().map(updates).collect();
+        let members: Vec<_> = (0..ranks).filter(|rank| updates[classes.class_of(*rank)]).collect();
+        (!members.is_empty()).then(|| communicator::Group::new(0, members))
+    };
+    let is_all_here = here.len() == ranks;
+    classes.phases().map(|phase| if is_all_here { None } else { of_phase(phase) }).collect()
+}
+
 /// What a rank needs to run its program.
 pub(super) struct Runner {
     classes: Arc<Classes>,
@@ -106,8 +119,6 @@ pub(super) struct Runner {
     rank: usize,
     /// The ranks of this process.
     here: Range<usize>,
-    /// All ranks.
-    world: communicator::Group,
     data: usize,
     communicator: Box<dyn Communicator>,
     /// Copies between memory spaces; none where a program has one.
@@ -122,6 +133,8 @@ pub(super) struct Runner {
     course: Arc<Course>,
     /// By phase: the step that begins to update.
     updates: Vec<Option<usize>>,
+    /// By phase: the ranks that update, where some are in other processes.
+    updating: Vec<Option<communicator::Group>>,
     /// The first value that is not finite; looked for where the step says so.
     found: Option<Found>,
     tracing: Tracing,
@@ -163,7 +176,6 @@ impl Runner {
         course: Arc<Course>,
         epoch: Instant,
     ) -> Runner {
-        let world = communicator::Group::new(0, (0..classes.mesh.ranks()).collect());
         let rank = communicator.rank();
         let class = classes.class_of(rank);
         let program = &classes.programs[class];
@@ -172,8 +184,6 @@ impl Runner {
         Runner {
             class,
             rank,
-            here,
-            world,
             data: classes.mesh.coordinate(rank, Axis::Dp),
             communicator,
             mover,
@@ -185,6 +195,8 @@ impl Runner {
             samples,
             course,
             updates: classes.phases().map(|p| first_update(program, steps(program, p))).collect(),
+            updating: updating(&classes, &here),
+            here,
             found: None,
             tracing: options.tracing,
             epoch,
@@ -247,10 +259,10 @@ impl Runner {
                 if !self.course.begin_update() {
                     return Err(Stop::Abandoned);
                 }
-                if !self.is_all_here() {
+                if let Some(updating) = &self.updating[phase.index()] {
                     // Ranks of other processes are on a course of their own: either all have begun
                     // by now, or one has ended the step.
-                    self.communicator.barrier(&self.world)?;
+                    self.communicator.barrier(updating)?;
                 }
             }
             let start = Instant::now();
@@ -295,11 +307,6 @@ impl Runner {
             }
         }
         Ok(())
-    }
-
-    /// Whether all ranks are in this process.
-    fn is_all_here(&self) -> bool {
-        self.here.len() == self.world.size()
     }
 
     fn send(&self, peer: usize, range: Range<usize>, mut device: Device<'_>) -> Result<(), Stop> {

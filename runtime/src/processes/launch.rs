@@ -19,6 +19,10 @@ pub struct Launcher {
     pub local: &'static str,
     /// How many those are.
     pub local_count: &'static str,
+    /// What tells one run from another, where it is the same for all processes.
+    pub job: &'static [&'static str],
+    /// The machines, that of the first process first.
+    pub nodes: Option<&'static str>,
 }
 
 /// The launchers that are understood, those first that are started by others: `srun` starts
@@ -30,6 +34,8 @@ pub const LAUNCHERS: [Launcher; 4] = [
         count: "WORLD_SIZE",
         local: "LOCAL_RANK",
         local_count: "LOCAL_WORLD_SIZE",
+        job: &["TORCHELASTIC_RUN_ID"],
+        nodes: None,
     },
     Launcher {
         name: "Open MPI",
@@ -37,6 +43,8 @@ pub const LAUNCHERS: [Launcher; 4] = [
         count: "OMPI_COMM_WORLD_SIZE",
         local: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_count: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        job: &["PMIX_NAMESPACE"],
+        nodes: None,
     },
     Launcher {
         name: "MPICH",
@@ -44,6 +52,8 @@ pub const LAUNCHERS: [Launcher; 4] = [
         count: "PMI_SIZE",
         local: "MPI_LOCALRANKID",
         local_count: "MPI_LOCALNRANKS",
+        job: &[],
+        nodes: Some(NODES),
     },
     Launcher {
         name: "Slurm",
@@ -51,6 +61,8 @@ pub const LAUNCHERS: [Launcher; 4] = [
         count: "SLURM_STEP_NUM_TASKS",
         local: "SLURM_LOCALID",
         local_count: "SLURM_STEP_TASKS_PER_NODE",
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        nodes: Some(NODES),
     },
 ];
 
@@ -65,12 +77,11 @@ const AGENT_HAS_PORT: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const SECRET: &str = "GANTLINE_SECRET";
 /// The machines of a step of Slurm.
 const NODES: &str = "SLURM_STEP_NODELIST";
-/// What tells one run from another that has the same address.
-const JOBS: [&str; 4] = ["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];
-
 /// One of the processes that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
+    /// What has started them.
+    pub launcher: &'static str,
     /// Its number; 0 leads.
     pub process: usize,
     /// How many there are: at least two.
@@ -78,7 +89,7 @@ pub struct Launch {
     /// Its number among the processes of its machine, and how many these are.
     pub local: (usize, usize),
     /// The machine of the first one, and its port.
-    pub(super) leader: (String, u16),
+    pub leader: (String, u16),
     /// What tells one run from another.
     pub(super) job: String,
     /// What all processes know, and nobody else.
@@ -141,23 +152,38 @@ impl Launch {
                 let reason = format!("{} is {process}, and {} is {count}", names.0, names.1);
                 return Err(refusal(reason, "processes are numbered from 0"));
             }
-            let local = number(launcher.local)?.unwrap_or(0);
-            // Slurm writes `2(x3),1` for machines with different numbers.
-            let first = |text: String| text.split(['(', ',']).next()?.parse().ok();
-            let beside = get(launcher.local_count).and_then(first);
-            let local = (local, beside.unwrap_or(1).max(local + 1));
-            let leader = (leader(&get, local.1 == count)?, port(&get)?);
-            let job = JOBS.iter().filter_map(|name| get(name)).collect::<Vec<_>>().join(" ");
+            let local = local(&get, launcher);
+            let nodes = launcher.nodes.and_then(get);
+            let leader = (leader(&get, nodes, local.1 == count)?, port(&get)?);
+            let job =
+                launcher.job.iter().filter_map(|name| get(name)).collect::<Vec<_>>().join(" ");
             let secret = Secret(get(SECRET).unwrap_or_default());
-            return Ok(Some(Launch { process, count, local, leader, job, secret }));
+            let launcher = launcher.name;
+            return Ok(Some(Launch { launcher, process, count, local, leader, job, secret }));
         }
         Ok(None)
     }
 }
 
+/// The number of a process among those of its machine, and how many these are: as its launcher
+/// says, or another one that has started that.
+fn local(get: &dyn Fn(&str) -> Option<String>, launcher: Launcher) -> (usize, usize) {
+    let said = |launcher: Launcher| {
+        let local = get(launcher.local)?.parse().ok()?;
+        // Slurm writes `2(x3),1` for machines with different numbers.
+        let first = |text: String| text.split(['(', ',']).next()?.parse().ok();
+        Some((local, get(launcher.local_count).and_then(first).unwrap_or(1).max(local + 1)))
+    };
+    said(launcher).or_else(|| LAUNCHERS.into_iter().find_map(said)).unwrap_or((0, 1))
+}
+
 /// The machine of the first process.
-fn leader(get: &dyn Fn(&str) -> Option<String>, is_one_machine: bool) -> Result<String, Error> {
-    let of_step = || get(NODES).as_deref().and_then(first_node);
+fn leader(
+    get: &dyn Fn(&str) -> Option<String>,
+    nodes: Option<String>,
+    is_one_machine: bool,
+) -> Result<String, Error> {
+    let of_step = || nodes.as_deref().and_then(first_node);
     let own = || is_one_machine.then(|| "127.0.0.1".to_owned());
     get(ADDRESS).or_else(of_step).or_else(own).ok_or_else(|| {
         let reason = "no variable says on which machine the first process is".to_owned();
@@ -170,7 +196,8 @@ fn port(get: &dyn Fn(&str) -> Option<String>) -> Result<u16, Error> {
     let Some(text) = get(PORT) else { return Ok(PORT_DEFAULT) };
     let is_taken = get(AGENT_HAS_PORT).is_some_and(|is| is.eq_ignore_ascii_case("true"));
     let port = text.parse().ok().and_then(|port: u16| port.checked_add(u16::from(is_taken)));
-    port.ok_or_else(|| refusal(format!("{PORT} is `{text}`"), "set it to the number of a port"))
+    port.filter(|port| *port > 0)
+        .ok_or_else(|| refusal(format!("{PORT} is `{text}`"), "set it to the number of a port"))
 }
 
 /// The first of a list of machines as Slurm writes it: `node[03-07,9],gpu1` begins with `node03`.
@@ -218,6 +245,9 @@ mod tests {
             ("SLURM_JOB_ID", "77"),
             ("SLURM_STEP_TASKS_PER_NODE", "2(x2)"),
         ];
+        // Slurm's plugin for PMI sets these two beside its own.
+        let pmi = [("PMI_RANK", "2"), ("PMI_SIZE", "4")];
+        assert_eq!(launch(&[&slurm[..], &pmi].concat()).local, (0, 2));
         let found = launch(&slurm);
         assert_eq!((found.process, found.leader.0.as_str()), (2, "gpu07-ib"));
         assert_eq!(found.local, (0, 2));

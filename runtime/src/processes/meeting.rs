@@ -7,6 +7,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -78,12 +80,27 @@ impl Peers {
 }
 
 impl Launch {
-    /// Meets the other processes. The first one waits for all, the others for the first.
+    /// Meets the other processes. The first one waits for all, the others for the first. `tell` is
+    /// told what users may want to know meanwhile.
     ///
     /// # Errors
     /// Not all come in time; one is of another version or another run; no connection between two.
-    pub fn meet(self) -> Result<Peers, Error> {
-        if self.process == 0 { self.lead() } else { self.follow() }
+    pub fn meet(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
+        if self.process == 0 { self.open()?.meet(tell) } else { self.follow(tell) }
+    }
+
+    /// Opens the port of the first process, to which the others come.
+    ///
+    /// # Errors
+    /// Another program has it; the system starts no thread.
+    pub fn open(self) -> Result<Reception, Error> {
+        let port = self.leader.1;
+        let taken = |why: io::Error| {
+            let help = "set MASTER_PORT, for all processes, to a port that is free";
+            refusal(format!("the first process can't listen on port {port}: {why}"), help)
+        };
+        let door = listen(port).and_then(|listener| Door::open(&self, listener)).map_err(taken)?;
+        Ok(Reception { launch: self, door })
     }
 
     fn hello(&self, port: u16, challenge: [u8; 32]) -> Hello {
@@ -123,49 +140,6 @@ impl Launch {
         Ok(hello)
     }
 
-    fn lead(self) -> Result<Peers, Error> {
-        let port = self.leader.1;
-        let taken = |why: io::Error| {
-            let help = "set MASTER_PORT, for all processes, to a port that is free";
-            refusal(format!("the first process can't listen on port {port}: {why}"), help)
-        };
-        let door = Door::new(&self, listen(port).map_err(taken)?);
-        let mut come: Vec<Option<Come>> = Vec::new();
-        come.resize_with(self.count, || None);
-        let since = Instant::now();
-        while come.iter().skip(1).any(Option::is_none) {
-            let Some(Guest { mut stream, from, hello, knows }) = door.next(since, PATIENCE) else {
-                return Err(self.missing(&come));
-            };
-            let is_free = hello.process > 0 && come.get(hello.process).is_some_and(Option::is_none);
-            if let Some(why) = self.doubt(&hello, knows, is_free) {
-                let _ = say(&mut stream, &Answer::Refused(why));
-                continue;
-            }
-            let listens = SocketAddr::new(from, hello.port);
-            come[hello.process] = Some(Come { stream, listens, challenge: hello.challenge });
-        }
-        let mut addresses: Vec<SocketAddr> = come.iter().flatten().map(|it| it.listens).collect();
-        if addresses.iter().any(|at| !at.ip().is_loopback()) {
-            // Others know this machine by the name that they know the first process by.
-            let own = addresses_of(&self.leader).find(|at| !at.ip().is_loopback());
-            for at in addresses.iter_mut().filter(|at| at.ip().is_loopback()) {
-                at.set_ip(own.map_or(at.ip(), |own| own.ip()));
-            }
-        }
-        let mut connections = Vec::new();
-        for one in come {
-            let connection = one.map(|Come { mut stream, challenge, .. }| {
-                let proof = self.secret.prove(&challenge);
-                say(&mut stream, &Answer::All(addresses.clone(), proof))?;
-                settle(stream)
-            });
-            let lost = |why: io::Error| lost_at(connections.len(), &why);
-            connections.push(connection.transpose().map_err(lost)?);
-        }
-        Ok(Peers { launch: self, connections })
-    }
-
     /// Why whoever says this is not the process that is waited for.
     fn doubt(&self, hello: &Hello, knows: bool, is_free: bool) -> Option<String> {
         let version = env!("CARGO_PKG_VERSION");
@@ -175,7 +149,13 @@ impl Launch {
         if !knows {
             return Some("its GANTLINE_SECRET is another".to_owned());
         }
-        if (&hello.job, hello.count) != (&self.job, self.count) {
+        if hello.count != self.count {
+            return Some(format!(
+                "it is one of {} processes, and not of {}",
+                hello.count, self.count
+            ));
+        }
+        if hello.job != self.job {
             return Some("it is of another run".to_owned());
         }
         (!is_free).then(|| format!("another process has the number {}", hello.process))
@@ -187,23 +167,31 @@ impl Launch {
         let (count, minutes) = (self.count, PATIENCE.as_secs() / 60);
         let missing = numbers.join(", ");
         let reason = format!("of {count} processes, {missing} did not come in {minutes} min");
-        refusal(
-            reason,
-            "the launcher says why they did not start; MASTER_ADDR is to reach this one",
-        )
+        let help = "the launcher says why they did not start; MASTER_ADDR is to lead here";
+        refusal(reason, help)
     }
 
-    fn follow(self) -> Result<Peers, Error> {
+    fn follow(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
         let own = |why: io::Error| {
             refusal(format!("this process can't listen: {why}"), "look at the limits of the system")
         };
         let listener = listen(0).map_err(own)?;
         let port = listener.local_addr().map_err(own)?.port();
-        let mut leader = self.reach()?;
         let (host, at) = &self.leader;
+        let (own_number, count) = (self.process, self.count);
+        tell(&format!("ranks    of process {own_number} of {count}, led by that on {host}:{at}"));
+        let mut leader = self.reach()?;
         let silent = |why: io::Error| {
-            let help = "its message says why, or `MASTER_ADDR` and `MASTER_PORT` name another one";
-            refusal(format!("the first process, on {host}:{at}, does not answer: {why}"), help)
+            let help = "its message says why, or MASTER_ADDR and MASTER_PORT name another program";
+            let (kind, silence) = (why.kind(), "does not answer");
+            let why = if kind == io::ErrorKind::UnexpectedEof {
+                "has ended".to_owned()
+            } else if kind == io::ErrorKind::WouldBlock {
+                silence.to_owned()
+            } else {
+                format!("{silence}: {why}")
+            };
+            refusal(format!("the first process, on {host}:{at}, {why}"), help)
         };
         let hello = self.introduce(&mut leader, port).map_err(silent)?;
         let own_proof = self.secret.prove(&hello.challenge);
@@ -216,7 +204,8 @@ impl Launch {
             Answer::All(..) => return Err(silent(io::ErrorKind::InvalidData.into())),
             Answer::Refused(why) => {
                 let reason = format!("the first process, on {host}:{at}, refuses this one: {why}");
-                return Err(refusal(reason, "start all processes of a run with one command"));
+                let help = "start all processes with one command, and with the same variables";
+                return Err(refusal(reason, help));
             }
         };
         let mut connections: Vec<Option<TcpStream>> = Vec::new();
@@ -232,7 +221,7 @@ impl Launch {
             });
             connections[process] = Some(reached.map_err(|why| lost_at(process, &why))?);
         }
-        let (since, door) = (Instant::now(), Door::new(&self, listener));
+        let (since, door) = (Instant::now(), Door::open(&self, listener).map_err(own)?);
         while let Some(missing) =
             (self.process + 1..self.count).find(|&at| connections[at].is_none())
         {
@@ -253,21 +242,94 @@ impl Launch {
     fn reach(&self) -> Result<TcpStream, Error> {
         let since = Instant::now();
         loop {
-            let mut addresses = addresses_of(&self.leader);
-            let found = addresses.find_map(|at| TcpStream::connect_timeout(&at, SHORT).ok());
-            if let Some(stream) = found {
-                return Ok(stream);
-            }
+            let (host, port) = &self.leader;
+            let found = match (host.as_str(), *port).to_socket_addrs() {
+                Ok(mut at) => {
+                    let connect = |at| TcpStream::connect_timeout(&at, SHORT).ok();
+                    at.find_map(connect).ok_or_else(|| "nothing listens there".to_owned())
+                }
+                Err(why) => Err(why.to_string()),
+            };
+            let why = match found {
+                Ok(stream) => return Ok(stream),
+                Err(why) => why,
+            };
             if since.elapsed() > PATIENCE {
-                let (host, port) = &self.leader;
                 let minutes = PATIENCE.as_secs() / 60;
-                let reason = format!("nothing listens on {host}:{port} after {minutes} min");
-                let help = "MASTER_ADDR and MASTER_PORT say where the first process is";
+                let reason =
+                    format!("the first process is not on {host}:{port} after {minutes} min: {why}");
+                let help = "MASTER_ADDR and MASTER_PORT say where it is";
                 return Err(refusal(reason, help));
             }
             sleep(PAUSE);
         }
     }
+}
+
+/// The first process, while the others come. Where it goes, they are told by the end of their
+/// connections.
+pub struct Reception {
+    launch: Launch,
+    door: Door,
+}
+
+impl Reception {
+    /// Which of the processes this is.
+    pub fn launch(&self) -> &Launch {
+        &self.launch
+    }
+
+    /// Waits for all others. `tell` is told whom it refuses.
+    ///
+    /// # Errors
+    /// Not all come in time, or a connection is lost.
+    pub fn meet(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
+        let Reception { launch, door } = self;
+        let mut come: Vec<Option<Come>> = Vec::new();
+        come.resize_with(launch.count, || None);
+        let since = Instant::now();
+        while come.iter().skip(1).any(Option::is_none) {
+            let Some(Guest { mut stream, from, hello, knows }) = door.next(since, PATIENCE) else {
+                return Err(launch.missing(&come));
+            };
+            let place = come.get(hello.process);
+            let is_free = hello.process > 0
+                && place.is_some_and(|one| one.as_ref().is_none_or(|one| is_gone(&one.stream)));
+            if let Some(why) = launch.doubt(&hello, knows, is_free) {
+                tell(&format!("note: process {}, from {from}, is refused: {why}", hello.process));
+                let _ = say(&mut stream, &Answer::Refused(why));
+                continue;
+            }
+            let listens = SocketAddr::new(from, hello.port);
+            come[hello.process] = Some(Come { stream, listens, challenge: hello.challenge });
+        }
+        let mut addresses: Vec<SocketAddr> = come.iter().flatten().map(|it| it.listens).collect();
+        if addresses.iter().any(|at| !at.ip().is_loopback()) {
+            // Others know this machine by the name that they know the first process by.
+            let own = addresses_of(&launch.leader).find(|at| !at.ip().is_loopback());
+            for at in addresses.iter_mut().filter(|at| at.ip().is_loopback()) {
+                at.set_ip(own.map_or(at.ip(), |own| own.ip()));
+            }
+        }
+        let mut connections = Vec::new();
+        for one in come {
+            let connection = one.map(|Come { mut stream, challenge, .. }| {
+                let proof = launch.secret.prove(&challenge);
+                say(&mut stream, &Answer::All(addresses.clone(), proof))?;
+                settle(stream)
+            });
+            let lost = |why: io::Error| lost_at(connections.len(), &why);
+            connections.push(connection.transpose().map_err(lost)?);
+        }
+        Ok(Peers { launch, connections })
+    }
+}
+
+/// Whether the other end of a connection, which is to say nothing now, is closed.
+fn is_gone(stream: &TcpStream) -> bool {
+    let is_waited_for = stream.set_nonblocking(true).is_ok();
+    let peeked = stream.peek(&mut [0]);
+    is_waited_for && stream.set_nonblocking(false).is_ok() && matches!(peeked, Ok(0))
 }
 
 /// A process that has come.
@@ -302,10 +364,9 @@ fn listen(port: u16) -> io::Result<TcpListener> {
 
 /// Where processes come. Each has a thread to say who it is to, so that nobody waits for one that
 /// says nothing.
-struct Door<'a> {
-    launch: &'a Launch,
-    listener: TcpListener,
-    come: (Sender<Guest>, Receiver<Guest>),
+struct Door {
+    guests: Receiver<Guest>,
+    is_closed: Arc<AtomicBool>,
 }
 
 /// Somebody who has said that it is a process of ours.
@@ -317,30 +378,46 @@ struct Guest {
     knows: bool,
 }
 
-impl Door<'_> {
-    fn new(launch: &Launch, listener: TcpListener) -> Door<'_> {
-        Door { launch, listener, come: channel() }
+impl Door {
+    fn open(launch: &Launch, listener: TcpListener) -> io::Result<Door> {
+        let (sender, guests) = channel();
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let (launch, closed) = (launch.clone(), Arc::clone(&is_closed));
+        let let_in = move || {
+            while !closed.load(Ordering::SeqCst) {
+                match listener.accept() {
+                    Ok((stream, from)) => receive(&launch, stream, from, &sender),
+                    Err(_) => sleep(PAUSE),
+                }
+            }
+        };
+        thread::Builder::new().name("meeting".to_owned()).spawn(let_in)?;
+        Ok(Door { guests, is_closed })
     }
 
     /// The next one that comes; none after some time.
     fn next(&self, since: Instant, patience: Duration) -> Option<Guest> {
-        while since.elapsed() < patience {
-            if let Ok((mut stream, from)) = self.listener.accept() {
-                let (launch, sender) = (self.launch.clone(), self.come.0.clone());
-                let receive = move || {
-                    stream.set_nonblocking(false).ok()?;
-                    let (hello, knows) = launch.receive(&mut stream)?;
-                    let from = from.ip().to_canonical();
-                    sender.send(Guest { stream, from, hello, knows }).ok()
-                };
-                // Where there is no thread for it, it comes again.
-                let _ = thread::Builder::new().name("meeting".to_owned()).spawn(receive);
-            } else if let Ok(guest) = self.come.1.recv_timeout(PAUSE) {
-                return Some(guest);
-            }
-        }
-        None
+        self.guests.recv_timeout(patience.saturating_sub(since.elapsed())).ok()
     }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Hears who somebody is, in a thread of its own.
+fn receive(launch: &Launch, mut stream: TcpStream, from: SocketAddr, sender: &Sender<Guest>) {
+    let (launch, sender) = (launch.clone(), sender.clone());
+    let receive = move || {
+        stream.set_nonblocking(false).ok()?;
+        let (hello, knows) = launch.receive(&mut stream)?;
+        let from = from.ip().to_canonical();
+        sender.send(Guest { stream, from, hello, knows }).ok()
+    };
+    // Where there is no thread for it, it comes again.
+    let _ = thread::Builder::new().name("meeting".to_owned()).spawn(receive);
 }
 
 /// Makes a connection ready for frames.
@@ -381,7 +458,7 @@ fn lost_at(process: usize, why: &io::Error) -> Error {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::atomic::{AtomicU16, Ordering};
+    use std::sync::atomic::AtomicU16;
 
     use super::super::launch::Secret;
     use super::*;
@@ -399,6 +476,7 @@ pub(super) mod tests {
     pub(in crate::processes) fn meet(count: usize) -> Vec<Peers> {
         let free = port();
         let launch = |process| Launch {
+            launcher: "test",
             process,
             count,
             local: (process, count),
@@ -408,7 +486,7 @@ pub(super) mod tests {
         };
         let all = (0..count).map(|process| {
             let launch = launch(process);
-            std::thread::spawn(move || launch.meet().unwrap())
+            std::thread::spawn(move || launch.meet(&|_| ()).unwrap())
         });
         let all: Vec<_> = all.collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -439,6 +517,7 @@ pub(super) mod tests {
     fn others_are_refused_and_not_waited_for() {
         let free = port();
         let launch = |process, job: &str, secret| Launch {
+            launcher: "test",
             process,
             count: 2,
             local: (process, 2),
@@ -447,11 +526,11 @@ pub(super) mod tests {
             secret: Secret::of(secret),
         };
         let leader = launch(0, "a", "s");
-        let leader = std::thread::spawn(move || leader.meet());
+        let leader = std::thread::spawn(move || leader.meet(&|_| ()));
         let mut stranger = launch(1, "a", "s").reach().unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         for (job, secret, wanted) in [("b", "s", "another run"), ("a", "t", "GANTLINE_SECRET")] {
-            let refused = launch(1, job, secret).meet().unwrap_err();
+            let refused = launch(1, job, secret).meet(&|_| ()).unwrap_err();
             assert!(refused.to_string().contains(wanted), "{refused}");
         }
         // Who listened to another one's proof can't use it again.
@@ -462,7 +541,7 @@ pub(super) mod tests {
         say(&mut second, &hello).unwrap();
         let answer = take::<Answer>(&mut second).unwrap();
         assert!(matches!(answer, Answer::Refused(why) if why.contains("GANTLINE_SECRET")));
-        launch(1, "a", "s").meet().unwrap();
+        launch(1, "a", "s").meet(&|_| ()).unwrap();
         leader.join().unwrap().unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! The connections of a process with the others of its run.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::local::{Arrivals, Channel, Wire};
+use crate::patience::Patience;
 
 use super::frame::{self, Head, Kind};
 use super::meeting::Peers;
@@ -51,7 +52,7 @@ pub fn ranks_of(ranks: usize, processes: usize) -> Vec<Range<usize>> {
 
 impl Wires {
     /// Lets frames travel: what arrives goes to the ranks of this process, and to `ears`. Whoever
-    /// takes nothing for as long as `patience` is lost.
+    /// says or takes nothing for as long as `patience` is lost.
     ///
     /// # Errors
     /// The system starts no threads.
@@ -68,6 +69,8 @@ impl Wires {
         for (process, stream) in peers.connections.into_iter().enumerate() {
             let link = stream.map(|stream| {
                 stream.set_write_timeout(Some(patience))?;
+                let slice = Patience::new(patience).slice();
+                stream.set_read_timeout(Some(slice.max(Duration::from_millis(1))))?;
                 readers.push((process, stream.try_clone()?));
                 let machine = stream.peer_addr()?.ip().to_canonical().to_string();
                 Ok(Link { stream: Mutex::new(stream), machine, broken: Mutex::default() })
@@ -79,7 +82,7 @@ impl Wires {
         for (process, stream) in readers {
             let reader = Reader {
                 process,
-                stream,
+                stream: Patient { stream, limit: patience },
                 wires: Arc::downgrade(&wires),
                 ranks: wires.ranks[process].clone(),
                 arrivals: arrivals.clone(),
@@ -145,7 +148,11 @@ impl Wires {
         let ended = error.kind() == io::ErrorKind::UnexpectedEof;
         let own = || if ended { "it has ended".to_owned() } else { error.to_string() };
         let why = broken.unwrap_or_else(own);
-        format!("its process on {} is gone: {why}", self.machine_of(process))
+        let machine = self.machine_of(process);
+        match process {
+            0 => format!("the first process, on {machine}, is gone: {why}"),
+            _ => format!("process {process}, on {machine}, is gone: {why}"),
+        }
     }
 }
 
@@ -174,7 +181,7 @@ impl Wire for Wires {
     }
 }
 
-/// Tells the others from time to time how far the ranks of this process are.
+/// Tells the others from time to time how far the ranks of this process are, and that it is there.
 fn beat(wires: &Weak<Wires>, arrivals: &Arrivals) {
     let mut told = 0;
     loop {
@@ -184,9 +191,33 @@ fn beat(wires: &Weak<Wires>, arrivals: &Arrivals) {
             return;
         }
         let now = arrivals.progress();
-        if now > told {
-            wires.write_all(Head { length: now - told, ..Head::of(Kind::Progress, 0) }, &[]);
-            told = now;
+        wires.write_all(Head { length: now - told, ..Head::of(Kind::Progress, 0) }, &[]);
+        told = now;
+    }
+}
+
+/// A connection from which something comes at least every now and then.
+struct Patient {
+    stream: TcpStream,
+    limit: Duration,
+}
+
+impl Read for Patient {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut patience = Patience::new(self.limit);
+        loop {
+            let read = self.stream.read(bytes);
+            let is_silent = read.as_ref().is_err_and(|why| {
+                matches!(why.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+            });
+            if !is_silent {
+                return read;
+            }
+            patience.count(0);
+            if patience.is_over() {
+                let seconds = self.limit.as_secs_f64();
+                return Err(io::Error::other(format!("it has said nothing for {seconds:.1} s")));
+            }
         }
     }
 }
@@ -194,7 +225,7 @@ fn beat(wires: &Weak<Wires>, arrivals: &Arrivals) {
 /// What reads from the connection with a process.
 struct Reader {
     process: usize,
-    stream: TcpStream,
+    stream: Patient,
     wires: Weak<Wires>,
     /// Those of the process.
     ranks: Range<usize>,
@@ -300,10 +331,12 @@ impl Peers {
 }
 
 fn gone(process: usize, why: &io::Error) -> Error {
+    let whom =
+        if process == 0 { "the first process".to_owned() } else { format!("process {process}") };
     let reason = if why.kind() == io::ErrorKind::UnexpectedEof {
-        format!("process {process} has ended")
+        format!("{whom} has ended")
     } else {
-        format!("process {process} is gone: {why}")
+        format!("{whom} is gone: {why}")
     };
     super::refusal(reason, "its own message says why")
 }
@@ -374,7 +407,21 @@ mod tests {
         assert!(process == 1 && why.unwrap_err().contains("has ended"));
         let failed = parts[1].0[0].barrier(&group).unwrap_err();
         // Those that are left may hear first what it said of them.
-        assert!(failed.to_string().contains("failed: its process on"), "{failed}");
+        assert!(failed.to_string().contains("is gone: it has ended"), "{failed}");
         drop(ends);
+    }
+
+    /// A process that is there and says nothing is lost, too.
+    #[test]
+    fn silence_is_a_loss() {
+        let mut both = meet(2);
+        let (_silent, peers) = (both.pop(), both.remove(0));
+        let (_ends, arrivals) = Local::part(2, 0..1, LONG);
+        let (sender, heard) = channel();
+        let ears: Arc<dyn Ears> = Arc::new(Heard(Mutex::new(sender)));
+        let patience = Duration::from_millis(300);
+        let _wires = Wires::start(peers, 2, &arrivals, &ears, patience).unwrap();
+        let (process, why) = heard.recv().unwrap();
+        assert!(process == 1 && why.unwrap_err().contains("said nothing for 0.3 s"));
     }
 }
