@@ -184,7 +184,8 @@ impl Launch {
         let silent = |why: io::Error| {
             let help = "its message says why, or MASTER_ADDR and MASTER_PORT name another program";
             let (kind, silence) = (why.kind(), "does not answer");
-            let why = if kind == io::ErrorKind::UnexpectedEof {
+            let ended = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+            let why = if ended.contains(&kind) {
                 "has ended".to_owned()
             } else if kind == io::ErrorKind::WouldBlock {
                 silence.to_owned()
