@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ir::DType;
 use runtime::local::Local;
-use runtime::processes::{Ears, Launch, Wires, ranks_of};
+use runtime::processes::{Handler, Launch, TcpTransport, ranks_of};
 use runtime::{Blocks, Combiner, Communicator, Group};
 
 const RANKS: usize = 4;
@@ -27,10 +27,10 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Nobody to talk to.
 struct Deaf;
 
-impl Ears for Deaf {
-    fn hear(&self, _: usize, _: Vec<u8>) {}
+impl Handler for Deaf {
+    fn on_message(&self, _: usize, _: Vec<u8>) {}
 
-    fn lose(&self, process: usize, why: &str) {
+    fn on_loss(&self, process: usize, why: &str) {
         panic!("process {process}: {why}");
     }
 }
@@ -88,11 +88,11 @@ fn measure(end: &Local) -> Vec<[f64; 3]> {
 fn part(launch: Option<Launch>) -> Vec<[f64; 3]> {
     let (process, count) = launch.as_ref().map_or((0, 1), |it| (it.process, it.count));
     let here = ranks_of(RANKS, count).swap_remove(process);
-    let (ends, arrivals) = Local::part(RANKS, here, DEADLINE);
-    let wires = launch.map(|launch| {
-        let peers = launch.meet(&|_| ()).expect("the others come");
-        let ears: Arc<dyn Ears> = Arc::new(Deaf);
-        Wires::start(peers, RANKS, &arrivals, &ears, DEADLINE).expect("threads start")
+    let (ends, inbox) = Local::part(RANKS, here, DEADLINE);
+    let transport = launch.map(|launch| {
+        let peers = launch.connect(&|_| ()).expect("the others come");
+        let handler: Arc<dyn Handler> = Arc::new(Deaf);
+        TcpTransport::start(peers, RANKS, &inbox, &handler, DEADLINE).expect("threads start")
     });
     let measured = std::thread::scope(|scope| {
         let spawn = |end: Local| scope.spawn(move || measure(&end));
@@ -100,8 +100,8 @@ fn part(launch: Option<Launch>) -> Vec<[f64; 3]> {
         let all = threads.into_iter().map(|thread| thread.join().expect("a rank ends"));
         all.collect::<Vec<_>>().swap_remove(0)
     });
-    if let Some(wires) = wires {
-        wires.close();
+    if let Some(transport) = transport {
+        transport.close();
     }
     measured
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ir::{Diagnostic, Span, Target};
 use runtime::execute::{self, Classes, Options, Prepared, Session};
-use runtime::processes::{Launch, Peers, Reception, ranks_of};
+use runtime::processes::{Bootstrap, Launch, Peers, ranks_of};
 use runtime::signal::StopSignal;
 use runtime::trace::Tracing;
 
@@ -22,7 +22,7 @@ use crate::{GPU_DEADLINE_MIN, check_memory, deadline, gpus};
 ///
 /// # Errors
 /// Those of [`Launch::from_environment`] and [`Launch::open`].
-pub fn open() -> Result<Option<Reception>, Failure> {
+pub fn open() -> Result<Option<Bootstrap>, Failure> {
     let Some(launch) = Launch::from_environment()? else { return Ok(None) };
     let (count, port) = (launch.count, launch.leader.1);
     output::note(&format!("ranks    in {count} processes, led by this one on port {port}"));
@@ -32,9 +32,9 @@ pub fn open() -> Result<Option<Reception>, Failure> {
 /// Waits for the other processes.
 ///
 /// # Errors
-/// Those of [`Reception::meet`].
-pub fn meet(reception: Reception) -> Result<Peers, Failure> {
-    Ok(reception.meet(&output::note)?)
+/// Those of [`Bootstrap::connect`].
+pub fn connect(bootstrap: Bootstrap) -> Result<Peers, Failure> {
+    Ok(bootstrap.connect(&output::note)?)
 }
 
 /// Has ranks of a run that another process leads, until it ends; none where this process leads, or
@@ -46,7 +46,7 @@ pub fn follow() -> Result<Option<Exit>, Failure> {
     let launch = Launch::from_environment()?.filter(|launch| launch.process > 0);
     let Some(launch) = launch else { return Ok(None) };
     let own = launch.clone();
-    let peers = launch.meet(&output::note)?;
+    let peers = launch.connect(&output::note)?;
     // Launchers signal all processes; the first one ends the run.
     let _signals = StopSignal::watch(Duration::MAX)?;
     let code = execute::follow(peers, &|classes, target, (here, threads)| {

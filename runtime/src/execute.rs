@@ -3,7 +3,7 @@
 //! A [`Session`] is made from the programs of all classes of ranks. Between steps the ranks sleep,
 //! and the host reads and writes their buffers; during a step nothing but the ranks does. Where a
 //! run has several processes, the session of the first one leads: those of the others carry out
-//! what it orders (modules `elsewhere` and `follow`).
+//! what it orders (modules `leader` and `follower`).
 //!
 //! **Failures.** A rank that panics or whose communication fails ends the step on all ranks. The
 //! error names the rank that failed first, its step and its instruction, as they stand in the text
@@ -17,9 +17,9 @@ mod fault;
 mod control;
 mod course;
 mod describe;
-mod elsewhere;
+mod leader;
 mod finite;
-mod follow;
+mod follower;
 mod memory;
 mod rank;
 mod shards;
@@ -59,10 +59,10 @@ use crate::trace::{Span, Trace, Tracing};
 
 use control::Control;
 use course::Course;
-use elsewhere::{Elsewhere, Order};
 use finite::Found;
 pub use finite::NotFinite;
-pub use follow::{Prepare, Prepared, Share, follow};
+pub use follower::{Prepare, Prepared, Share, follow};
+use leader::{Command, Followers};
 use memory::Memory;
 use rank::Runner;
 pub use shards::{Part, Shard, Values};
@@ -313,7 +313,7 @@ enum Lender<'a> {
     /// In this process.
     Here(&'a Memory),
     /// In another one; the rank.
-    Elsewhere(&'a Elsewhere, usize),
+    Followers(&'a Followers, usize),
 }
 
 impl<'a> Lent<'a> {
@@ -327,8 +327,8 @@ impl<'a> Lent<'a> {
     pub fn bytes(&self, buffer: BufferId, bytes: Range<usize>) -> Result<Cow<'a, [u8]>, Error> {
         match self.memory {
             Lender::Here(memory) => Ok(read(self.program, memory, buffer, bytes)),
-            Lender::Elsewhere(elsewhere, rank) => {
-                elsewhere.read(rank, buffer, bytes).map(Cow::Owned)
+            Lender::Followers(followers, rank) => {
+                followers.read(rank, buffer, bytes).map(Cow::Owned)
             }
         }
     }
@@ -338,8 +338,8 @@ impl<'a> Lent<'a> {
         &self,
         ranges: &[(BufferId, Range<usize>, DType)],
     ) -> Result<Option<usize>, Error> {
-        if let Lender::Elsewhere(elsewhere, rank) = self.memory {
-            return elsewhere.examine(rank, ranges.to_vec());
+        if let Lender::Followers(followers, rank) = self.memory {
+            return followers.examine(rank, ranges.to_vec());
         }
         for (at, (buffer, bytes, dtype)) in ranges.iter().enumerate() {
             let values = finite::values(*dtype, &self.bytes(*buffer, bytes.clone())?);
@@ -354,7 +354,7 @@ impl<'a> Lent<'a> {
     pub fn arena_bytes(&self, place: Place) -> u64 {
         match self.memory {
             Lender::Here(memory) => memory.len(place) as u64,
-            Lender::Elsewhere(..) => self.program.arena(place).0,
+            Lender::Followers(..) => self.program.arena(place).0,
         }
     }
 }
@@ -406,7 +406,7 @@ pub struct Session {
     /// The ranks of this process.
     here: Range<usize>,
     /// Those of the others, where there are any and this one leads.
-    elsewhere: Option<Elsewhere>,
+    followers: Option<Followers>,
     /// Of the ranks of this process.
     seats: Vec<Arc<Mutex<Seat>>>,
     threads: Vec<JoinHandle<()>>,
@@ -433,22 +433,22 @@ impl Session {
     ) -> Result<Session, Error> {
         let size = classes.mesh.ranks();
         let here = ranks_of(size, peers.count()).swap_remove(0);
-        let (locals, arrivals) = Local::part(size, here.clone(), options.deadline);
+        let (locals, inbox) = Local::part(size, here.clone(), options.deadline);
         let mut session = Session::without_ranks(classes, here, options);
         let (classes, control) = (&session.classes, &session.control);
         let how = (options, threads_per_rank);
-        let elsewhere = Elsewhere::lead(peers, classes, target, how, control, &arrivals)?;
-        session.elsewhere = Some(elsewhere);
+        let followers = Followers::lead(peers, classes, target, how, control, &inbox)?;
+        session.followers = Some(followers);
         let cpu = cpus(options.threads_per_rank);
         let devices = gpus.map_or(Devices::Made(&cpu), Devices::Gpus);
         let watches = session.start_ranks(options, devices, locals)?;
-        let Some(elsewhere) = &session.elsewhere else { return Ok(session) };
-        let all_have_nccl = elsewhere.wait_until_ready()?;
+        let Some(followers) = &session.followers else { return Ok(session) };
+        let all_have_nccl = followers.wait_until_ready()?;
         if let Some(gpus) = gpus.filter(|_| all_have_nccl) {
             let ids = Gpus::ids(session.nccl_groups().len())?;
-            elsewhere.tell_all(&Order::Connect(ids.clone()));
+            followers.send_all(&Command::Connect(ids.clone()));
             session.connect(gpus, watches, options.deadline, ids)?;
-            elsewhere.wait_until_ready()?;
+            followers.wait_until_ready()?;
         }
         Ok(session)
     }
@@ -498,7 +498,7 @@ impl Session {
         let awaited = if here.start == 0 { 0..size } else { here.clone() };
         let control = Arc::new(Control::new(size, awaited, options.deadline, samples));
         let (seats, threads) = (Vec::new(), Vec::with_capacity(here.len()));
-        Session { classes, control, here, elsewhere: None, seats, threads }
+        Session { classes, control, here, followers: None, seats, threads }
     }
 
     /// Reserves the memory of the ranks of this process and starts their threads; what tells each
@@ -614,8 +614,8 @@ impl Session {
     /// Says with which exit code other processes of the run end when this session does: with that
     /// of a failure where nothing is said.
     pub fn end_with(&self, code: u8) {
-        if let Some(elsewhere) = &self.elsewhere {
-            elsewhere.end_with(code);
+        if let Some(followers) = &self.followers {
+            followers.end_with(code);
         }
     }
 
@@ -645,7 +645,7 @@ impl Session {
         self.order(Phase::Step, batch, scalars, true)?;
         let here = self.here.clone().zip(&self.seats);
         let found = here.filter_map(|(rank, seat)| Some((rank, lock(seat).found?)));
-        let found = found.chain(self.elsewhere.iter().flat_map(Elsewhere::found));
+        let found = found.chain(self.followers.iter().flat_map(Followers::found));
         let first = found.min_by_key(|(_, found)| (found.is_mask_like, found.when));
         Ok(first.map(|(rank, found)| {
             let program = self.classes.program_of(rank);
@@ -661,10 +661,10 @@ impl Session {
         scalars: Scalars,
         examines: bool,
     ) -> Result<Vec<RankTime>, Error> {
-        let elsewhere = self.elsewhere.as_ref();
+        let followers = self.followers.as_ref();
         self.control.run(phase, batch, scalars, examines, |inputs| {
-            if let Some(elsewhere) = elsewhere {
-                elsewhere.run(phase, inputs);
+            if let Some(followers) = followers {
+                followers.run(phase, inputs);
             }
         })
     }
@@ -794,8 +794,8 @@ impl Session {
     fn write_from(&mut self, rank: usize, buffer: BufferId, first: usize, bytes: &[u8]) {
         let Extent { arena, range } = extent(self.classes.program_of(rank), buffer);
         assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
-        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| !self.here.contains(&rank)) {
-            return elsewhere.tell(rank, &Order::Write(rank, buffer, first, bytes.to_vec()));
+        if let Some(followers) = self.followers.as_ref().filter(|_| !self.here.contains(&rank)) {
+            return followers.send(rank, &Command::Write(rank, buffer, first, bytes.to_vec()));
         }
         let range = range.start + first..range.start + first + bytes.len();
         let memory = &mut lock(self.seat(rank)).memory;
@@ -808,8 +808,8 @@ impl Session {
     /// # Panics
     /// When there are no such samples, or no room for as many tokens.
     pub fn copy_cached(&mut self, [from, to]: [Cached; 2], tokens: usize) {
-        if let Some(elsewhere) = &self.elsewhere {
-            elsewhere.tell_all(&Order::Copy([from, to], tokens));
+        if let Some(followers) = &self.followers {
+            followers.send_all(&Command::Copy([from, to], tokens));
         }
         for (rank, seat) in self.here.clone().zip(&self.seats) {
             let program = self.classes.program_of(rank);
@@ -849,8 +849,8 @@ impl Session {
     /// Lends the memory of a rank, for reading without a copy.
     pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
         let program = self.classes.program_of(rank);
-        if let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| !self.here.contains(&rank)) {
-            return work(&Lent { program, memory: Lender::Elsewhere(elsewhere, rank) });
+        if let Some(followers) = self.followers.as_ref().filter(|_| !self.here.contains(&rank)) {
+            return work(&Lent { program, memory: Lender::Followers(followers, rank) });
         }
         let memory = &lock(self.seat(rank)).memory;
         let result = work(&Lent { program, memory: Lender::Here(memory) });
@@ -860,8 +860,8 @@ impl Session {
 
     /// What was timed in the last step.
     pub fn trace(&self) -> Trace {
-        let spans = |rank: usize| match &self.elsewhere {
-            Some(elsewhere) if !self.here.contains(&rank) => elsewhere.spans(rank),
+        let spans = |rank: usize| match &self.followers {
+            Some(followers) if !self.here.contains(&rank) => followers.spans(rank),
             _ => lock(self.seat(rank)).spans.clone(),
         };
         let phase = self.control.last_phase();
@@ -935,7 +935,7 @@ fn rank_error(rank: usize, reason: String) -> Error {
     Error::Communication(CommError::Peer { rank, reason })
 }
 
-/// Locks, also after a panic elsewhere: ranks catch theirs, and no invariant spans one.
+/// Locks, also after a panic followers: ranks catch theirs, and no invariant spans one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

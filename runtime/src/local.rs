@@ -8,8 +8,8 @@
 //! A message is copied into a mailbox (module `mailbox`) whose buffers are used again.
 //! No call allocates once mailboxes and groups have been used.
 //!
-//! Ranks of other processes take part through a [`Wire`]: messages travel through it, and groups
-//! with members elsewhere exchange by messages alone (module `spread`).
+//! Ranks of other processes take part through a [`Transport`]: messages travel through it, and groups
+//! with members elsewhere exchange by messages alone (module `multiprocess`).
 //!
 //! **Failures.** The first rank that fails (a mismatch, a deadline, a panic, [`Local::abort`])
 //! ends the world: every waiting and every later call of the others returns an error. A panic is
@@ -19,7 +19,7 @@ pub mod arena;
 pub mod memory;
 pub mod mover;
 mod reduce;
-mod spread;
+mod multiprocess;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -36,11 +36,11 @@ use crate::communicator::{
     Blocks, Combiner, CommError, Communicator, Counters, Group, Tokens, Types,
 };
 
-use spread::Spread;
+use multiprocess::MultiProcess;
 use world::World;
 use world::mailbox::Receiver;
 use world::rendezvous::{self, Call, Caller, Kind, Meeting, Signature};
-pub use world::{Channel, Wire};
+pub use world::{Channel, Transport};
 
 /// The end of one rank in a world whose ranks are threads.
 pub struct Local {
@@ -66,8 +66,8 @@ impl Local {
     }
 
     /// Makes the part of a world that is in this process: one end for each of its ranks, and where
-    /// arrives what the others send. [`Arrivals::connect`] leads to these.
-    pub fn part(size: usize, here: Range<usize>, deadline: Duration) -> (Vec<Local>, Arrivals) {
+    /// arrives what the others send. [`Inbox::connect`] leads to these.
+    pub fn part(size: usize, here: Range<usize>, deadline: Duration) -> (Vec<Local>, Inbox) {
         let world = Arc::new(World::new(size, here.clone()));
         let end = |rank| Local {
             rank,
@@ -77,7 +77,7 @@ impl Local {
             calls: RefCell::default(),
             visited: RefCell::default(),
         };
-        (here.map(end).collect(), Arrivals(Arc::clone(&world)))
+        (here.map(end).collect(), Inbox(Arc::clone(&world)))
     }
 
     fn count(&self, add: impl FnOnce(&mut Counters)) {
@@ -107,12 +107,12 @@ impl Local {
 
 /// Where what other processes send arrives in this one's part of a world.
 #[derive(Clone)]
-pub struct Arrivals(Arc<World>);
+pub struct Inbox(Arc<World>);
 
-impl Arrivals {
-    /// Lets a wire lead to the ranks of other processes; once, before any rank calls.
-    pub fn connect(&self, wire: Arc<dyn Wire>) {
-        self.0.connect(wire);
+impl Inbox {
+    /// Lets a transport lead to the ranks of other processes; once, before any rank calls.
+    pub fn connect(&self, transport: Arc<dyn Transport>) {
+        self.0.connect(transport);
     }
 
     /// Whether a message may go from one rank to another of this process.
@@ -160,16 +160,16 @@ impl Local {
     /// Exchanges messages with the other members, some of which are in other processes.
     ///
     /// An error of this rank's own ends the world.
-    fn spread(
+    fn across_processes(
         &self,
         group: &Group,
         signature: Signature,
-        work: impl FnOnce(&Spread<'_>) -> Result<(), CommError>,
+        work: impl FnOnce(&MultiProcess<'_>) -> Result<(), CommError>,
     ) -> Result<(), CommError> {
         self.world.begin(self.rank, signature);
         let Local { rank, world, deadline, .. } = self;
-        let spread = Spread::new(world, *rank, *deadline, group, signature);
-        let result = world.check().and_then(|()| work(&spread));
+        let multiprocess = MultiProcess::new(world, *rank, *deadline, group, signature);
+        let result = world.check().and_then(|()| work(&multiprocess));
         world.end(*rank, &result);
         result
     }
@@ -201,7 +201,7 @@ impl Communicator for Local {
         self.check_reducible(types, signature)?;
         let base = buffer.as_mut_ptr();
         if self.world.spans(group) {
-            self.spread(group, signature, |it| it.all_reduce(types, combiner, buffer))?;
+            self.across_processes(group, signature, |it| it.all_reduce(types, combiner, buffer))?;
         } else {
             self.meet(group, Call::new(signature, base), |meeting| {
                 let n = group.size();
@@ -251,7 +251,9 @@ impl Communicator for Local {
         );
         let base = receive.as_mut_ptr();
         if self.world.spans(group) {
-            self.spread(group, signature, |it| it.all_gather(size, blocks, send, receive))?;
+            self.across_processes(group, signature, |it| {
+                it.all_gather(size, blocks, send, receive)
+            })?;
         } else {
             self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
                 let size = blocks.inner * size;
@@ -298,7 +300,7 @@ impl Communicator for Local {
         self.check_reducible(types, signature)?;
         let base = receive.as_mut_ptr();
         if self.world.spans(group) {
-            self.spread(group, signature, |it| {
+            self.across_processes(group, signature, |it| {
                 it.reduce_scatter(types, combiner, blocks, send, receive)
             })?;
         } else {
@@ -341,7 +343,7 @@ impl Communicator for Local {
         let signature = Signature::of(Kind::AllToAll, group, dtype).cut(1, send.len(), 1, &[]);
         let base = receive.as_mut_ptr();
         if self.world.spans(group) {
-            self.spread(group, signature, |it| it.all_to_all(send, receive))?;
+            self.across_processes(group, signature, |it| it.all_to_all(send, receive))?;
         } else {
             self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
                 for member in 0..group.size() {
@@ -373,7 +375,7 @@ impl Communicator for Local {
         let signature = Signature::of(Kind::Dispatch, group, dtype).cut(rows, width, experts, &[]);
         let (base, mut got) = (receive.as_mut_ptr(), 0);
         if self.world.spans(group) {
-            self.spread(group, signature, |it| {
+            self.across_processes(group, signature, |it| {
                 got = it.dispatch(dtype, tokens, send, receive)?;
                 Ok(())
             })?;
@@ -422,7 +424,7 @@ impl Communicator for Local {
         let (members, base, mut got) = (group.size(), receive.as_mut_ptr(), 0);
         let visited = &mut *self.visited.borrow_mut();
         if self.world.spans(group) {
-            self.spread(group, signature, |it| {
+            self.across_processes(group, signature, |it| {
                 got = it.combine(dtype, tokens, send, receive)?;
                 Ok(())
             })?;
@@ -476,7 +478,7 @@ impl Communicator for Local {
     fn barrier(&self, group: &Group) -> Result<(), CommError> {
         let signature = Signature::of(Kind::Barrier, group, DType::I8);
         if self.world.spans(group) {
-            self.spread(group, signature, |it| it.barrier())?;
+            self.across_processes(group, signature, |it| it.barrier())?;
         } else {
             self.meet(group, Call::new(signature, ptr::null()), |_| ())?;
         }

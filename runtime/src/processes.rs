@@ -12,12 +12,12 @@
 
 mod frame;
 mod launch;
-mod meeting;
-mod wires;
+mod bootstrap;
+mod transport;
 
+pub use bootstrap::{Bootstrap, Peers};
 pub use launch::{LAUNCHERS, Launch, Launcher};
-pub use meeting::{Peers, Reception};
-pub use wires::{Ears, Wires, ranks_of};
+pub use transport::{Handler, TcpTransport, ranks_of};
 
 use crate::error::Error;
 

@@ -14,7 +14,7 @@ use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
 use runtime::load::check_weights;
 use runtime::lock::RunLock;
-use runtime::processes::Reception;
+use runtime::processes::Bootstrap;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
 use runtime::train::{self, Config, Identity, LossScale, OnSpike, Outcome, RunState};
@@ -298,7 +298,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return Ok(exit);
     }
     // Whoever comes while this one plans is told if it fails.
-    let reception = if args.dry_run { None } else { processes::open()? };
+    let bootstrap = if args.dry_run { None } else { processes::open()? };
     match &args.resume {
         Some(folder) => {
             let is_written = Run::is_at(folder) && !args.dry_run;
@@ -318,7 +318,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 }
                 None => PlanFrom::Search,
             };
-            execute((args, reception), &settings, &resolved, &from, Some(&run), Some(&checkpoint))
+            execute((args, bootstrap), &settings, &resolved, &from, Some(&run), Some(&checkpoint))
         }
         None => {
             let planned = args.plan.as_ref().map(read_plan).transpose()?;
@@ -343,7 +343,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 (None, Some(_)) => plan_for_gpus(&settings)?,
                 (None, None) => PlanFrom::Search,
             };
-            execute((&args, reception), &settings, &resolved, &from, run.as_ref(), None)
+            execute((&args, bootstrap), &settings, &resolved, &from, run.as_ref(), None)
         }
     }
 }
@@ -535,7 +535,7 @@ fn keep_documents_apart(
 }
 
 fn execute(
-    (args, reception): (&Args, Option<Reception>),
+    (args, bootstrap): (&Args, Option<Bootstrap>),
     settings: &Settings,
     resolved: &Resolved,
     from: &PlanFrom,
@@ -558,7 +558,7 @@ fn execute(
         output::answer(&training.forecast(settings, resumed.map_or(0, Checkpoint::step))?);
         return Ok(Exit::Success);
     };
-    let peers = reception.map(processes::meet).transpose()?;
+    let peers = bootstrap.map(processes::connect).transpose()?;
     let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
     let stop = StopSignal::watch(grace)?;
     let mut session = training.start(settings, &run.folder, peers)?;

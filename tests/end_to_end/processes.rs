@@ -57,6 +57,14 @@ pub(crate) fn start(count: usize, command: impl Fn(usize) -> Command) -> Vec<Sta
 /// How processes end, and what they have said.
 pub(crate) fn wait(all: Vec<Started>) -> Vec<(ExitStatus, String)> {
     let end = |mut one: Started| {
+        for _ in 0..6000 {
+            if one.child.try_wait().expect("it is ours").is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // One that hangs fails its test.
+        let _ = one.child.kill();
         let status = one.child.wait().expect("it ends");
         (status, one.said.join().expect("it is read"))
     };

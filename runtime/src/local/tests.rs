@@ -34,10 +34,10 @@ fn ranks<T: Send>(size: usize, deadline: Duration, run: impl Fn(Local) -> T + Sy
 fn world_of(size: usize, processes: usize, deadline: Duration) -> Vec<Local> {
     let here = |process| size * process / processes..size * (process + 1) / processes;
     let parts: Vec<_> = (0..processes).map(|at| Local::part(size, here(at), deadline)).collect();
-    let (ends, arrivals): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let (ends, inbox): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
     let ranges: Vec<_> = (0..processes).map(here).collect();
-    for (process, part) in arrivals.iter().enumerate() {
-        let others = ranges.iter().cloned().zip(arrivals.iter().cloned());
+    for (process, part) in inbox.iter().enumerate() {
+        let others = ranges.iter().cloned().zip(inbox.iter().cloned());
         let others = others.enumerate().filter(|(at, _)| *at != process).map(|(_, it)| it);
         part.connect(Arc::new(Short(others.collect())));
     }
@@ -45,23 +45,23 @@ fn world_of(size: usize, processes: usize, deadline: Duration) -> Vec<Local> {
 }
 
 /// A wire that delivers at once.
-struct Short(Vec<(Range<usize>, Arrivals)>);
+struct Short(Vec<(Range<usize>, Inbox)>);
 
-impl Wire for Short {
-    fn carry(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
-        let (_, arrivals) = self.0.iter().find(|(ranks, _)| ranks.contains(&to)).unwrap();
-        assert!(arrivals.takes(from, to));
-        let mut message = arrivals.buffer(channel, from, to);
+impl Transport for Short {
+    fn send(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
+        let (_, inbox) = self.0.iter().find(|(ranks, _)| ranks.contains(&to)).unwrap();
+        assert!(inbox.takes(from, to));
+        let mut message = inbox.buffer(channel, from, to);
         parts.iter().for_each(|part| message.extend_from_slice(part));
-        arrivals.deliver(channel, from, to, message);
+        inbox.deliver(channel, from, to, message);
     }
 
-    fn tell_failure(&self, rank: usize, reason: &str) {
-        self.0.iter().for_each(|(_, arrivals)| arrivals.note_failure(rank, reason));
+    fn broadcast_failure(&self, rank: usize, reason: &str) {
+        self.0.iter().for_each(|(_, inbox)| inbox.note_failure(rank, reason));
     }
 
-    fn tell_end(&self, rank: usize) {
-        self.0.iter().for_each(|(_, arrivals)| arrivals.note_end(rank));
+    fn broadcast_end(&self, rank: usize) {
+        self.0.iter().for_each(|(_, inbox)| inbox.note_end(rank));
     }
 
     fn machine(&self, rank: usize) -> String {

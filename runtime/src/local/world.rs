@@ -1,6 +1,6 @@
 //! What the ranks of one process share: meeting places, mailboxes, and who failed or left.
 //!
-//! Ranks of other processes are known by number, and a [`Wire`] leads to them.
+//! Ranks of other processes are known by number, and a [`Transport`] leads to them.
 
 pub(super) mod mailbox;
 pub(super) mod rendezvous;
@@ -28,16 +28,16 @@ impl Channel {
 }
 
 /// Leads to the ranks of other processes. What it cannot deliver ends the world.
-pub trait Wire: Send + Sync {
+pub trait Transport: Send + Sync {
     /// Carries a message, whose parts follow each other, to a rank that is not here. The bytes are
     /// taken before it returns, and it never waits for that rank.
-    fn carry(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]);
+    fn send(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]);
 
     /// Tells the other processes that a rank of this one failed.
-    fn tell_failure(&self, rank: usize, reason: &str);
+    fn broadcast_failure(&self, rank: usize, reason: &str);
 
     /// Tells the other processes that a rank of this one has ended.
-    fn tell_end(&self, rank: usize);
+    fn broadcast_end(&self, rank: usize);
 
     /// The machine of a rank, for messages.
     fn machine(&self, rank: usize) -> String;
@@ -51,7 +51,7 @@ pub(super) struct World {
     /// The ranks of this process.
     here: Range<usize>,
     /// Leads to the others.
-    wire: OnceLock<Arc<dyn Wire>>,
+    transport: OnceLock<Arc<dyn Transport>>,
     /// From rank `f` to the `t`-th rank of this process at `(f · here + t) · channels`.
     mailboxes: Vec<Mailbox>,
     failure: Mutex<Option<(usize, String)>>,
@@ -75,7 +75,7 @@ impl World {
         World {
             places: Mutex::default(),
             here,
-            wire: OnceLock::new(),
+            transport: OnceLock::new(),
             mailboxes: (0..mailboxes).map(|_| Mailbox::default()).collect(),
             failure: Mutex::default(),
             ranks: (0..size).map(|_| Rank::default()).collect(),
@@ -111,14 +111,14 @@ impl World {
             self.mailbox(channel, from, to).put(parts);
         } else {
             assert!(to < self.size(), "messages are between ranks of the world");
-            let wire = self.wire.get();
-            wire.expect("a wire leads to other processes").carry(channel, from, to, parts);
+            let transport = self.transport.get();
+            transport.expect("a transport leads to other processes").send(channel, from, to, parts);
         }
     }
 
-    /// Lets a wire lead to the ranks of other processes.
-    pub(super) fn connect(&self, wire: Arc<dyn Wire>) {
-        assert!(self.wire.set(wire).is_ok(), "a world is connected once");
+    /// Lets a transport lead to the ranks of other processes.
+    pub(super) fn connect(&self, transport: Arc<dyn Transport>) {
+        assert!(self.transport.set(transport).is_ok(), "a world is connected once");
     }
 
     /// Where a group meets; made on its first call.
@@ -169,8 +169,8 @@ impl World {
 
     /// A rank and what it is doing, for messages.
     pub(super) fn describe(&self, rank: usize) -> String {
-        if let Some(wire) = self.wire.get().filter(|_| !self.here.contains(&rank)) {
-            return format!("rank {rank}, which is on {}", wire.machine(rank));
+        if let Some(transport) = self.transport.get().filter(|_| !self.here.contains(&rank)) {
+            return format!("rank {rank}, which is on {}", transport.machine(rank));
         }
         match *lock(&self.ranks[rank].activity) {
             Some(call) => format!("rank {rank}, which is in {call}"),
@@ -181,8 +181,8 @@ impl World {
     /// Ends the world; the first failure is the one that is reported.
     pub(super) fn fail(&self, rank: usize, reason: &str) {
         let is_news = self.note_failure(rank, reason);
-        if let Some(wire) = self.wire.get().filter(|_| is_news) {
-            wire.tell_failure(rank, reason);
+        if let Some(transport) = self.transport.get().filter(|_| is_news) {
+            transport.broadcast_failure(rank, reason);
         }
     }
 
@@ -199,8 +199,8 @@ impl World {
     /// Notes that a rank of this process has ended.
     pub(super) fn leave(&self, rank: usize) {
         self.note_end(rank);
-        if let Some(wire) = self.wire.get() {
-            wire.tell_end(rank);
+        if let Some(transport) = self.transport.get() {
+            transport.broadcast_end(rank);
         }
     }
 

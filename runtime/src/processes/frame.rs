@@ -19,23 +19,23 @@ pub(super) enum Kind {
     /// A rank has failed; the bytes say why.
     Failure,
     /// A rank has ended.
-    End,
+    RankEnded,
     /// Ranks have finished some instructions.
-    Progress,
-    /// What the host of a session says, or is answered.
-    Session,
+    Heartbeat,
+    /// A command of the leader of a session, or a reply.
+    Control,
     /// Nothing more comes.
-    Bye,
+    Close,
 }
 
 const KINDS: [Kind; 7] = [
     Kind::Message,
     Kind::Collective,
     Kind::Failure,
-    Kind::End,
-    Kind::Progress,
-    Kind::Session,
-    Kind::Bye,
+    Kind::RankEnded,
+    Kind::Heartbeat,
+    Kind::Control,
+    Kind::Close,
 ];
 
 /// The head of a frame.

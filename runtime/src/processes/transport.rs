@@ -9,26 +9,26 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::local::{Arrivals, Channel, Wire};
+use crate::local::{Channel, Inbox, Transport};
 use crate::patience::Patience;
 
+use super::bootstrap::Peers;
 use super::frame::{self, Head, Kind};
-use super::meeting::Peers;
 
-/// How often the others are told how far the ranks of this process are.
-const BEAT: Duration = Duration::from_millis(500);
+/// Period of heartbeats.
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// Who hears what the hosts of sessions say to each other.
-pub trait Ears: Send + Sync {
-    /// A process says something.
-    fn hear(&self, process: usize, said: Vec<u8>);
+/// Receives control messages of sessions, and losses of connections.
+pub trait Handler: Send + Sync {
+    /// A process has sent a control message.
+    fn on_message(&self, process: usize, said: Vec<u8>);
 
     /// A process is gone, before it said that nothing more comes.
-    fn lose(&self, process: usize, why: &str);
+    fn on_loss(&self, process: usize, why: &str);
 }
 
 /// The connections with the other processes.
-pub struct Wires {
+pub struct TcpTransport {
     /// The ranks of each process.
     ranks: Vec<Range<usize>>,
     /// By process; none for this one.
@@ -50,19 +50,19 @@ pub fn ranks_of(ranks: usize, processes: usize) -> Vec<Range<usize>> {
     (0..processes).map(|process| start(process)..start(process + 1)).collect()
 }
 
-impl Wires {
-    /// Lets frames travel: what arrives goes to the ranks of this process, and to `ears`. Whoever
-    /// says or takes nothing for as long as `patience` is lost.
+impl TcpTransport {
+    /// Lets frames travel: what arrives goes to the ranks of this process, and to `handler`. Whoever
+    /// sends or takes nothing for as long as `patience` is lost.
     ///
     /// # Errors
     /// The system starts no threads.
     pub fn start(
         peers: Peers,
         ranks: usize,
-        arrivals: &Arrivals,
-        ears: &Arc<dyn Ears>,
+        inbox: &Inbox,
+        handler: &Arc<dyn Handler>,
         patience: Duration,
-    ) -> Result<Arc<Wires>, Error> {
+    ) -> Result<Arc<TcpTransport>, Error> {
         let cannot = |source| Error::Threads { whom: "other processes".to_owned(), source };
         let ranks = ranks_of(ranks, peers.count());
         let (mut links, mut readers) = (Vec::new(), Vec::new());
@@ -77,24 +77,24 @@ impl Wires {
             });
             links.push(link.transpose().map_err(cannot)?);
         }
-        let wires = Arc::new(Wires { ranks, links, is_closed: AtomicBool::new(false) });
-        arrivals.connect(Arc::clone(&wires) as Arc<dyn Wire>);
+        let transport = Arc::new(TcpTransport { ranks, links, is_closed: AtomicBool::new(false) });
+        inbox.connect(Arc::clone(&transport) as Arc<dyn Transport>);
         for (process, stream) in readers {
             let reader = Reader {
                 process,
-                stream: Patient { stream, limit: patience },
-                wires: Arc::downgrade(&wires),
-                ranks: wires.ranks[process].clone(),
-                arrivals: arrivals.clone(),
-                ears: Arc::clone(ears),
+                stream: TimeoutReader { stream, limit: patience },
+                transport: Arc::downgrade(&transport),
+                ranks: transport.ranks[process].clone(),
+                inbox: inbox.clone(),
+                handler: Arc::clone(handler),
             };
             let named = thread::Builder::new().name(format!("process {process}"));
             named.spawn(move || reader.run()).map_err(cannot)?;
         }
-        let (beating, arrivals) = (Arc::downgrade(&wires), arrivals.clone());
+        let (weak, inbox) = (Arc::downgrade(&transport), inbox.clone());
         let named = thread::Builder::new().name("progress".to_owned());
-        named.spawn(move || beat(&beating, &arrivals)).map_err(cannot)?;
-        Ok(wires)
+        named.spawn(move || heartbeat(&weak, &inbox)).map_err(cannot)?;
+        Ok(transport)
     }
 
     /// The process that has a rank.
@@ -114,14 +114,14 @@ impl Wires {
     }
 
     /// Says something to the host of another process's session.
-    pub fn say(&self, process: usize, said: &[u8]) {
-        self.write(process, Head::of(Kind::Session, said.len()), [said, &[]]);
+    pub fn send_control(&self, process: usize, said: &[u8]) {
+        self.write(process, Head::of(Kind::Control, said.len()), [said, &[]]);
     }
 
     /// Says that nothing more comes.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        self.write_all(Head::of(Kind::Bye, 0), &[]);
+        self.write_all(Head::of(Kind::Close, 0), &[]);
         for link in self.links.iter().flatten() {
             let _ = lock(&link.stream).shutdown(Shutdown::Write);
         }
@@ -143,7 +143,7 @@ impl Wires {
     }
 
     /// Why nothing more comes from a process that has not said so.
-    fn why_lost(&self, process: usize, error: &io::Error) -> String {
+    fn loss_reason(&self, process: usize, error: &io::Error) -> String {
         let broken = self.links[process].as_ref().and_then(|link| lock(&link.broken).clone());
         let ended = error.kind() == io::ErrorKind::UnexpectedEof;
         let own = || if ended { "it has ended".to_owned() } else { error.to_string() };
@@ -156,8 +156,8 @@ impl Wires {
     }
 }
 
-impl Wire for Wires {
-    fn carry(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
+impl Transport for TcpTransport {
+    fn send(&self, channel: Channel, from: usize, to: usize, parts: [&[u8]; 2]) {
         let kind = match channel {
             Channel::Message => Kind::Message,
             Channel::Collective => Kind::Collective,
@@ -167,13 +167,13 @@ impl Wire for Wires {
         self.write(self.process_of(to), head, parts);
     }
 
-    fn tell_failure(&self, rank: usize, reason: &str) {
+    fn broadcast_failure(&self, rank: usize, reason: &str) {
         let head = Head { from: rank as u32, ..Head::of(Kind::Failure, reason.len()) };
         self.write_all(head, reason.as_bytes());
     }
 
-    fn tell_end(&self, rank: usize) {
-        self.write_all(Head { from: rank as u32, ..Head::of(Kind::End, 0) }, &[]);
+    fn broadcast_end(&self, rank: usize) {
+        self.write_all(Head { from: rank as u32, ..Head::of(Kind::RankEnded, 0) }, &[]);
     }
 
     fn machine(&self, rank: usize) -> String {
@@ -181,28 +181,28 @@ impl Wire for Wires {
     }
 }
 
-/// Tells the others from time to time how far the ranks of this process are, and that it is there.
-fn beat(wires: &Weak<Wires>, arrivals: &Arrivals) {
+/// Sends heartbeats: how many instructions the ranks of this process have finished since the last.
+fn heartbeat(transport: &Weak<TcpTransport>, inbox: &Inbox) {
     let mut told = 0;
     loop {
-        thread::sleep(BEAT);
-        let Some(wires) = wires.upgrade() else { return };
-        if wires.is_closed.load(Ordering::SeqCst) {
+        thread::sleep(HEARTBEAT);
+        let Some(transport) = transport.upgrade() else { return };
+        if transport.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        let now = arrivals.progress();
-        wires.write_all(Head { length: now - told, ..Head::of(Kind::Progress, 0) }, &[]);
+        let now = inbox.progress();
+        transport.write_all(Head { length: now - told, ..Head::of(Kind::Heartbeat, 0) }, &[]);
         told = now;
     }
 }
 
 /// A connection from which something comes at least every now and then.
-struct Patient {
+struct TimeoutReader {
     stream: TcpStream,
     limit: Duration,
 }
 
-impl Read for Patient {
+impl Read for TimeoutReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut patience = Patience::new(self.limit);
         loop {
@@ -225,32 +225,32 @@ impl Read for Patient {
 /// What reads from the connection with a process.
 struct Reader {
     process: usize,
-    stream: Patient,
-    wires: Weak<Wires>,
+    stream: TimeoutReader,
+    transport: Weak<TcpTransport>,
     /// Those of the process.
     ranks: Range<usize>,
-    arrivals: Arrivals,
-    ears: Arc<dyn Ears>,
+    inbox: Inbox,
+    handler: Arc<dyn Handler>,
 }
 
 impl Reader {
     fn run(mut self) {
         let ended = self.read_all();
-        let Some(wires) = self.wires.upgrade() else { return };
+        let Some(transport) = self.transport.upgrade() else { return };
         let Err(error) = ended else { return };
-        if wires.is_closed.load(Ordering::SeqCst) {
+        if transport.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        let why = wires.why_lost(self.process, &error);
-        self.arrivals.fail(self.ranks.start, &why);
-        self.ears.lose(self.process, &why);
+        let why = transport.loss_reason(self.process, &error);
+        self.inbox.fail(self.ranks.start, &why);
+        self.handler.on_loss(self.process, &why);
     }
 
     fn read_all(&mut self) -> io::Result<()> {
         loop {
             let head = Head::read(&mut self.stream)?;
             let from = head.from as usize;
-            let is_of_rank = !matches!(head.kind, Kind::Progress | Kind::Session | Kind::Bye);
+            let is_of_rank = !matches!(head.kind, Kind::Heartbeat | Kind::Control | Kind::Close);
             if is_of_rank && !self.ranks.contains(&from) && head.kind != Kind::Failure {
                 return Err(io::Error::other("it speaks for the ranks of others"));
             }
@@ -259,27 +259,27 @@ impl Reader {
                 Kind::Collective => self.message(Channel::Collective, head)?,
                 Kind::Failure => {
                     let why = self.body(head)?;
-                    self.arrivals.note_failure(from, &String::from_utf8_lossy(&why));
+                    self.inbox.note_failure(from, &String::from_utf8_lossy(&why));
                 }
-                Kind::End => self.arrivals.note_end(from),
-                Kind::Progress => self.arrivals.note_progress(head.length),
-                Kind::Session => {
+                Kind::RankEnded => self.inbox.note_end(from),
+                Kind::Heartbeat => self.inbox.note_progress(head.length),
+                Kind::Control => {
                     let said = self.body(head)?;
-                    self.ears.hear(self.process, said);
+                    self.handler.on_message(self.process, said);
                 }
-                Kind::Bye => return Ok(()),
+                Kind::Close => return Ok(()),
             }
         }
     }
 
     fn message(&mut self, channel: Channel, head: Head) -> io::Result<()> {
         let (from, to) = (head.from as usize, head.to as usize);
-        if !self.arrivals.takes(from, to) {
+        if !self.inbox.takes(from, to) {
             return Err(io::Error::other("it sends to ranks that are elsewhere"));
         }
-        let mut message = self.arrivals.buffer(channel, from, to);
+        let mut message = self.inbox.buffer(channel, from, to);
         frame::read(&mut self.stream, head.length, &mut message)?;
-        self.arrivals.deliver(channel, from, to, message);
+        self.inbox.deliver(channel, from, to, message);
         Ok(())
     }
 
@@ -299,8 +299,8 @@ impl Peers {
     ///
     /// # Errors
     /// A process is gone.
-    pub(crate) fn begin(&mut self, setup: &[u8]) -> Result<(), Error> {
-        let head = Head::of(Kind::Session, setup.len());
+    pub(crate) fn send_setup(&mut self, setup: &[u8]) -> Result<(), Error> {
+        let head = Head::of(Kind::Control, setup.len());
         for (process, stream) in self.connections.iter_mut().enumerate() {
             let Some(stream) = stream else { continue };
             let sent = frame::write(stream, head, [setup, &[]]);
@@ -313,7 +313,7 @@ impl Peers {
     ///
     /// # Errors
     /// It is gone, or sends something else.
-    pub(crate) fn begun(&mut self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn receive_setup(&mut self) -> Result<Vec<u8>, Error> {
         let Some(Some(stream)) = self.connections.first_mut() else {
             unreachable!("the first process begins");
         };
@@ -323,7 +323,7 @@ impl Peers {
             Ok(head)
         });
         let head = head.map_err(|why| gone(0, &why))?;
-        if head.kind != Kind::Session {
+        if head.kind != Kind::Control {
             return Err(gone(0, &io::ErrorKind::InvalidData.into()));
         }
         Ok(setup)
@@ -345,19 +345,19 @@ fn gone(process: usize, why: &io::Error) -> Error {
 mod tests {
     use std::sync::mpsc::{Sender, channel};
 
-    use super::super::meeting::tests::meet;
+    use super::super::bootstrap::tests::connect;
     use super::*;
     use crate::communicator::{Combiner, Communicator, Group};
     use crate::local::Local;
 
-    struct Heard(Mutex<Sender<(usize, Result<Vec<u8>, String>)>>);
+    struct Recorder(Mutex<Sender<(usize, Result<Vec<u8>, String>)>>);
 
-    impl Ears for Heard {
-        fn hear(&self, process: usize, said: Vec<u8>) {
+    impl Handler for Recorder {
+        fn on_message(&self, process: usize, said: Vec<u8>) {
             let _ = lock(&self.0).send((process, Ok(said)));
         }
 
-        fn lose(&self, process: usize, why: &str) {
+        fn on_loss(&self, process: usize, why: &str) {
             let _ = lock(&self.0).send((process, Err(why.to_owned())));
         }
     }
@@ -369,13 +369,13 @@ mod tests {
     #[test]
     fn ranks_of_several_processes_exchange() {
         let ranks = 7;
-        let parts = meet(3).into_iter().map(|peers| {
+        let parts = connect(3).into_iter().map(|peers| {
             let here = ranks_of(ranks, 3)[peers.launch.process].clone();
-            let (ends, arrivals) = Local::part(ranks, here, LONG);
-            let (sender, heard) = channel();
-            let ears: Arc<dyn Ears> = Arc::new(Heard(Mutex::new(sender)));
-            let wires = Wires::start(peers, ranks, &arrivals, &ears, LONG).unwrap();
-            (ends, wires, heard)
+            let (ends, inbox) = Local::part(ranks, here, LONG);
+            let (sender, recorded) = channel();
+            let handler: Arc<dyn Handler> = Arc::new(Recorder(Mutex::new(sender)));
+            let transport = TcpTransport::start(peers, ranks, &inbox, &handler, LONG).unwrap();
+            (ends, transport, recorded)
         });
         let mut parts: Vec<_> = parts.collect();
         let group = Group::new(0, (0..ranks).rev().collect());
@@ -397,7 +397,7 @@ mod tests {
                 scope.spawn(|| run(end));
             }
         });
-        parts[0].1.say(2, b"order");
+        parts[0].1.send_control(2, b"order");
         assert_eq!(parts[2].2.recv().unwrap(), (0, Ok(b"order".to_vec())));
         let (ends, gone, _) = parts.remove(1);
         for link in gone.links.iter().flatten() {
@@ -406,22 +406,22 @@ mod tests {
         let (process, why) = parts[0].2.recv().unwrap();
         assert!(process == 1 && why.unwrap_err().contains("has ended"));
         let failed = parts[1].0[0].barrier(&group).unwrap_err();
-        // Those that are left may hear first what it said of them.
+        // The one that is left may first receive what that one reported of the other.
         assert!(failed.to_string().contains("is gone: it has ended"), "{failed}");
         drop(ends);
     }
 
-    /// A process that is there and says nothing is lost, too.
+    /// A process that is there and sends nothing is lost, too.
     #[test]
     fn silence_is_a_loss() {
-        let mut both = meet(2);
+        let mut both = connect(2);
         let (_silent, peers) = (both.pop(), both.remove(0));
-        let (_ends, arrivals) = Local::part(2, 0..1, LONG);
-        let (sender, heard) = channel();
-        let ears: Arc<dyn Ears> = Arc::new(Heard(Mutex::new(sender)));
+        let (_ends, inbox) = Local::part(2, 0..1, LONG);
+        let (sender, recorded) = channel();
+        let handler: Arc<dyn Handler> = Arc::new(Recorder(Mutex::new(sender)));
         let patience = Duration::from_millis(300);
-        let _wires = Wires::start(peers, 2, &arrivals, &ears, patience).unwrap();
-        let (process, why) = heard.recv().unwrap();
+        let _wires = TcpTransport::start(peers, 2, &inbox, &handler, patience).unwrap();
+        let (process, why) = recorded.recv().unwrap();
         assert!(process == 1 && why.unwrap_err().contains("said nothing for 0.3 s"));
     }
 }

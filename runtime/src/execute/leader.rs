@@ -1,4 +1,5 @@
-//! The ranks of other processes: what the host that leads a session tells those that follow.
+//! The ranks of other processes, as the leader of a session sees them: commands to their
+//! processes, and the replies.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,8 +16,8 @@ use kernels::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::local::Arrivals;
-use crate::processes::{Ears, Peers, Wires, ranks_of};
+use crate::local::Inbox;
+use crate::processes::{Handler, Peers, TcpTransport, ranks_of};
 use crate::trace::{Span, Tracing};
 
 use super::control::{Control, Inputs};
@@ -24,11 +25,11 @@ use super::fault::Fault;
 use super::finite::Found;
 use super::{Cached, Classes, Options, Phase, RankTime, lock};
 
-/// How long a process may say or take nothing before it is lost. Chosen: longer than a machine
+/// How long a process may send or take nothing before it is lost. Chosen: longer than a machine
 /// pauses.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What processes end with that are told nothing else: a rank or the outside world failed.
+/// The exit code of followers unless the leader sends another: a rank or the outside world failed.
 const FAILED: u8 = 7;
 
 /// What a session begins with.
@@ -45,70 +46,70 @@ pub(super) struct Setup {
     pub(super) disk: Option<PathBuf>,
 }
 
-/// What the host that leads tells another one.
+/// A command of the leader to a follower.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Runs a phase; answered by [`Answer::Ran`].
+pub(super) enum Command {
+    /// Runs a phase: [`Reply::Ran`].
     Run(Phase, Inputs),
-    /// Reads some bytes of a buffer.
+    /// Reads some bytes of a buffer: [`Reply::Bytes`].
     Read(usize, BufferId, Range<usize>),
-    /// Which of some ranges of buffers is the first with a value that is not finite.
+    /// Looks for the first of some ranges of buffers with a value that is not finite:
+    /// [`Reply::Examined`].
     Examine(usize, Vec<(BufferId, Range<usize>, DType)>),
-    /// Overwrites a buffer from a byte of it on; there is no answer.
+    /// Overwrites a buffer from a byte of it on, without a reply.
     Write(usize, BufferId, usize, Vec<u8>),
-    /// Copies KV caches; there is no answer.
+    /// Copies KV caches, without a reply.
     Copy([Cached; 2], usize),
-    /// What was timed.
+    /// Reads what was timed: [`Reply::Spans`].
     Spans(usize),
-    /// Connects GPUs whose groups have these ids, where NCCL has any; answered by
-    /// [`Answer::Ready`].
+    /// Connects GPUs whose groups have these NCCL ids: [`Reply::Ready`].
     Connect(Option<Vec<Vec<u8>>>),
-    /// Ends the session, with an exit code; there is no answer.
+    /// Ends the session, with an exit code, without a reply.
     End(u8),
 }
 
-/// What another host answers.
+/// A reply of a follower.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum Reply {
     /// Its ranks are ready, and whether it has NCCL; or why they are not.
     Ready(Result<bool, String>),
-    /// What each of its ranks did in a phase, and what it found that is not finite, how long after
-    /// the order.
+    /// What each of its ranks did in a phase, and what it found that is not finite, with the time
+    /// since the command.
     Ran(Vec<(usize, Result<RankTime, Fault>, Option<(Found, Duration)>)>),
     Bytes(Vec<u8>),
     Examined(Option<usize>),
     Spans(Vec<Span>),
 }
 
-/// The other processes of a session, as the one that leads sees them.
-pub(super) struct Elsewhere {
-    wires: Arc<Wires>,
-    /// Answers other than of phases, or why there are none.
-    answers: Mutex<Receiver<Result<(usize, Answer), String>>>,
-    /// Why none come any more.
+/// The followers of a session.
+pub(super) struct Followers {
+    transport: Arc<TcpTransport>,
+    /// Replies but those of phases, or why there are none.
+    replies: Mutex<Receiver<Result<(usize, Reply), String>>>,
+    /// Why no reply comes any more.
     lost: Mutex<Option<String>>,
     step: Arc<Mutex<Step>>,
-    /// What the others end with.
+    /// The exit code of the followers.
     code: AtomicU8,
 }
 
 /// What is known of the phase that is being run, or was last.
 struct Step {
-    /// When it was ordered.
-    ordered: Instant,
+    /// When it began.
+    started: Instant,
     /// What ranks found that is not finite.
     found: BTreeMap<usize, Found>,
 }
 
-/// What hears the processes that follow.
-struct Leading {
+/// Handles the messages of followers.
+struct FollowerHandler {
     control: Arc<Control>,
     ranks: Vec<Range<usize>>,
-    answers: Mutex<Sender<Result<(usize, Answer), String>>>,
+    replies: Mutex<Sender<Result<(usize, Reply), String>>>,
     step: Arc<Mutex<Step>>,
 }
 
-impl Leading {
+impl FollowerHandler {
     fn ran(
         &self,
         process: usize,
@@ -118,7 +119,7 @@ impl Leading {
         for (rank, answer, found) in of_process {
             if let Some((found, after)) = found {
                 let step = &mut *lock(&self.step);
-                let when = step.ordered + after;
+                let when = step.started + after;
                 step.found.insert(rank, Found { when, ..found });
             }
             self.control.answer(rank, answer);
@@ -126,34 +127,34 @@ impl Leading {
     }
 }
 
-impl Ears for Leading {
-    fn hear(&self, process: usize, said: Vec<u8>) {
+impl Handler for FollowerHandler {
+    fn on_message(&self, process: usize, said: Vec<u8>) {
         let answer = match postcard::from_bytes(&said) {
-            Ok(Answer::Ran(ranks)) => return self.ran(process, ranks),
+            Ok(Reply::Ran(ranks)) => return self.ran(process, ranks),
             Ok(answer) => Ok((process, answer)),
-            Err(why) => Err(format!("process {process} says what is no answer: {why}")),
+            Err(why) => Err(format!("process {process} sends what is no reply: {why}")),
         };
-        // There is nobody to tell once the session is gone.
-        let _ = lock(&self.answers).send(answer);
+        // The session may be gone.
+        let _ = lock(&self.replies).send(answer);
     }
 
-    fn lose(&self, process: usize, why: &str) {
+    fn on_loss(&self, process: usize, why: &str) {
         self.control.lose(self.ranks[process].clone(), why);
-        let _ = lock(&self.answers).send(Err(why.to_owned()));
+        let _ = lock(&self.replies).send(Err(why.to_owned()));
     }
 }
 
-impl Elsewhere {
+impl Followers {
     /// Connects the parts of a session, and sends the others what it begins with. They make their
-    /// ranks meanwhile; [`Elsewhere::wait_until_ready`] waits for that.
+    /// ranks meanwhile; [`Followers::wait_until_ready`] waits for that.
     pub(super) fn lead(
         mut peers: Peers,
         classes: &Classes,
         target: Option<Target>,
         (options, threads_per_rank): (&Options, Option<usize>),
         control: &Arc<Control>,
-        arrivals: &Arrivals,
-    ) -> Result<Elsewhere, Error> {
+        inbox: &Inbox,
+    ) -> Result<Followers, Error> {
         let setup = Setup {
             programs: classes.programs.clone(),
             kernels: classes.kernels.clone(),
@@ -164,21 +165,21 @@ impl Elsewhere {
             tracing: options.tracing,
             disk: options.disk.clone(),
         };
-        peers.begin(&encode(&setup))?;
+        peers.send_setup(&encode(&setup))?;
         let size = classes.mesh.ranks();
-        let (sender, answers) = channel();
-        let step = Step { ordered: Instant::now(), found: BTreeMap::new() };
+        let (sender, replies) = channel();
+        let step = Step { started: Instant::now(), found: BTreeMap::new() };
         let step = Arc::new(Mutex::new(step));
-        let ears: Arc<dyn Ears> = Arc::new(Leading {
+        let handler: Arc<dyn Handler> = Arc::new(FollowerHandler {
             control: Arc::clone(control),
             ranks: ranks_of(size, peers.count()),
-            answers: Mutex::new(sender),
+            replies: Mutex::new(sender),
             step: Arc::clone(&step),
         });
-        let wires = Wires::start(peers, size, arrivals, &ears, PATIENCE)?;
-        Ok(Elsewhere {
-            wires,
-            answers: Mutex::new(answers),
+        let transport = TcpTransport::start(peers, size, inbox, &handler, PATIENCE)?;
+        Ok(Followers {
+            transport,
+            replies: Mutex::new(replies),
             lost: Mutex::default(),
             step,
             code: AtomicU8::new(FAILED),
@@ -189,11 +190,11 @@ impl Elsewhere {
     /// NCCL.
     pub(super) fn wait_until_ready(&self) -> Result<bool, Error> {
         let mut all_have_nccl = true;
-        for _ in self.wires.others() {
-            match self.answer()? {
-                (_, Answer::Ready(Ok(has_nccl))) => all_have_nccl &= has_nccl,
-                (process, Answer::Ready(Err(why))) => {
-                    let machine = self.wires.machine_of(process);
+        for _ in self.transport.others() {
+            match self.reply()? {
+                (_, Reply::Ready(Ok(has_nccl))) => all_have_nccl &= has_nccl,
+                (process, Reply::Ready(Err(why))) => {
+                    let machine = self.transport.machine_of(process);
                     let reason = format!("process {process}, on {machine}, has no ranks: {why}");
                     let help = "its own message says more".to_owned();
                     return Err(Error::Processes { reason, help });
@@ -211,8 +212,8 @@ impl Elsewhere {
 
     /// Lets the ranks of all others run a phase.
     pub(super) fn run(&self, phase: Phase, inputs: &Inputs) {
-        *lock(&self.step) = Step { ordered: Instant::now(), found: BTreeMap::new() };
-        self.tell_all(&Order::Run(phase, inputs.clone()));
+        *lock(&self.step) = Step { started: Instant::now(), found: BTreeMap::new() };
+        self.send_all(&Command::Run(phase, inputs.clone()));
     }
 
     /// What ranks found in the last phase that is not finite.
@@ -221,26 +222,26 @@ impl Elsewhere {
     }
 
     /// Tells the process of a rank something that it does not answer.
-    pub(super) fn tell(&self, rank: usize, order: &Order) {
-        self.wires.say(self.wires.process_of(rank), &encode(order));
+    pub(super) fn send(&self, rank: usize, order: &Command) {
+        self.transport.send_control(self.transport.process_of(rank), &encode(order));
     }
 
     /// Tells all others something that they do not answer.
-    pub(super) fn tell_all(&self, order: &Order) {
+    pub(super) fn send_all(&self, order: &Command) {
         let order = encode(order);
-        self.wires.others().for_each(|process| self.wires.say(process, &order));
+        self.transport.others().for_each(|process| self.transport.send_control(process, &order));
     }
 
-    /// What the process of a rank answers.
-    fn ask(&self, rank: usize, order: &Order) -> Result<(usize, Answer), Error> {
-        self.tell(rank, order);
-        self.answer()
+    /// What the process of a rank replies.
+    fn request(&self, rank: usize, order: &Command) -> Result<(usize, Reply), Error> {
+        self.send(rank, order);
+        self.reply()
     }
 
-    fn answer(&self) -> Result<(usize, Answer), Error> {
+    fn reply(&self) -> Result<(usize, Reply), Error> {
         let mut lost = lock(&self.lost);
         if lost.is_none() {
-            match lock(&self.answers).recv() {
+            match lock(&self.replies).recv() {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(why)) => *lost = Some(why),
                 Err(_) => *lost = Some("the other processes are gone".to_owned()),
@@ -258,8 +259,8 @@ impl Elsewhere {
         bytes: Range<usize>,
     ) -> Result<Vec<u8>, Error> {
         let len = bytes.len();
-        match self.ask(rank, &Order::Read(rank, buffer, bytes))? {
-            (_, Answer::Bytes(bytes)) if bytes.len() == len => Ok(bytes),
+        match self.request(rank, &Command::Read(rank, buffer, bytes))? {
+            (_, Reply::Bytes(bytes)) if bytes.len() == len => Ok(bytes),
             (process, _) => Err(unexpected(process)),
         }
     }
@@ -270,25 +271,25 @@ impl Elsewhere {
         rank: usize,
         ranges: Vec<(BufferId, Range<usize>, DType)>,
     ) -> Result<Option<usize>, Error> {
-        match self.ask(rank, &Order::Examine(rank, ranges))? {
-            (_, Answer::Examined(first)) => Ok(first),
+        match self.request(rank, &Command::Examine(rank, ranges))? {
+            (_, Reply::Examined(first)) => Ok(first),
             (process, _) => Err(unexpected(process)),
         }
     }
 
     /// What was timed in the last phase; nothing, where the process is lost.
     pub(super) fn spans(&self, rank: usize) -> Vec<Span> {
-        match self.ask(rank, &Order::Spans(rank)) {
-            Ok((_, Answer::Spans(spans))) => spans,
+        match self.request(rank, &Command::Spans(rank)) {
+            Ok((_, Reply::Spans(spans))) => spans,
             Ok(_) | Err(_) => Vec::new(),
         }
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for Followers {
     fn drop(&mut self) {
-        self.tell_all(&Order::End(self.code.load(Ordering::SeqCst)));
-        self.wires.close();
+        self.send_all(&Command::End(self.code.load(Ordering::SeqCst)));
+        self.transport.close();
     }
 }
 
@@ -296,13 +297,13 @@ impl Drop for Elsewhere {
 const LOST: &str = "its own message says why; go on from the last checkpoint with `--resume`";
 
 pub(super) fn unexpected(process: usize) -> Error {
-    let reason = format!("process {process} answers something else than it is asked");
+    let reason = format!("process {process} replies something else than it is asked");
     Error::Processes { reason, help: "start all processes from one program".to_owned() }
 }
 
 pub(super) fn encode(said: &impl Serialize) -> Vec<u8> {
     let Ok(bytes) = postcard::to_stdvec(said) else {
-        unreachable!("orders, answers and programs have a length, and no maps");
+        unreachable!("orders, replies and programs have a length, and no maps");
     };
     bytes
 }

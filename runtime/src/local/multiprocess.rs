@@ -27,7 +27,7 @@ use super::world::{Channel, World};
 const ROUND_BYTES: usize = 1 << 20;
 
 /// A call of a group with members in several processes.
-pub(super) struct Spread<'a> {
+pub(super) struct MultiProcess<'a> {
     world: &'a World,
     rank: usize,
     deadline: Duration,
@@ -41,36 +41,36 @@ pub(super) struct Spread<'a> {
 
 /// A message of another member, without its header.
 struct Arrived<'a> {
-    spread: &'a Spread<'a>,
+    call: &'a MultiProcess<'a>,
     from: usize,
     message: Vec<u8>,
 }
 
 impl Arrived<'_> {
     fn bytes(&self) -> &[u8] {
-        &self.message[self.spread.header.len()..]
+        &self.message[self.call.header.len()..]
     }
 }
 
 impl Drop for Arrived<'_> {
     fn drop(&mut self) {
-        let Spread { world, rank, .. } = self.spread;
+        let MultiProcess { world, rank, .. } = self.call;
         let mailbox = world.mailbox(Channel::Collective, self.from, *rank);
         mailbox.release(std::mem::take(&mut self.message));
     }
 }
 
-impl<'a> Spread<'a> {
+impl<'a> MultiProcess<'a> {
     pub(super) fn new(
         world: &'a World,
         rank: usize,
         deadline: Duration,
         group: &'a Group,
         signature: Signature,
-    ) -> Spread<'a> {
+    ) -> MultiProcess<'a> {
         let me = group.position(rank).expect("a rank calls for groups it is a member of");
         let header = signature.header();
-        Spread { world, rank, deadline, members: group.members(), me, signature, header }
+        MultiProcess { world, rank, deadline, members: group.members(), me, signature, header }
     }
 
     fn send(&self, member: usize, bytes: &[u8]) {
@@ -81,7 +81,7 @@ impl<'a> Spread<'a> {
     /// The next message of a member, of as many bytes.
     fn receive(&self, member: usize, bytes: usize) -> Result<Arrived<'_>, CommError> {
         let from = self.members[member];
-        let Spread { world, rank, deadline, .. } = *self;
+        let MultiProcess { world, rank, deadline, .. } = *self;
         let mailbox = world.mailbox(Channel::Collective, from, rank);
         let receiver = Receiver { world, rank, from, deadline };
         let message = mailbox.wait(receiver, &|| self.signature.to_string())?;
@@ -90,7 +90,7 @@ impl<'a> Spread<'a> {
             let second_call = self.signature.to_string();
             return Err(CommError::Mismatch { first: from, first_call, second: rank, second_call });
         }
-        Ok(Arrived { spread: self, from, message })
+        Ok(Arrived { call: self, from, message })
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

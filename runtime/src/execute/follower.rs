@@ -14,10 +14,10 @@ use kernels::bounds::verify_programs;
 use crate::cuda::gpus::Gpus;
 use crate::error::{Error, Failure};
 use crate::local::Local;
-use crate::processes::{Ears, Peers, Wires, ranks_of};
+use crate::processes::{Handler, Peers, TcpTransport, ranks_of};
 
-use super::elsewhere::{Answer, Order, PATIENCE, Setup, encode, unexpected};
 use super::finite::Found;
+use super::leader::{Command, PATIENCE, Reply, Setup, encode, unexpected};
 use super::{Classes, Devices, Options, Session, Watch, cpus, lock};
 
 /// Which ranks a process has, and how many threads each of them, where that is said.
@@ -39,7 +39,7 @@ pub struct Prepared {
 /// # Errors
 /// The ranks cannot be made; the leading process is lost.
 pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<u8, Failure> {
-    let setup: Setup = postcard::from_bytes(&peers.begun()?).map_err(|_| unexpected(0))?;
+    let setup: Setup = postcard::from_bytes(&peers.receive_setup()?).map_err(|_| unexpected(0))?;
     let Setup { programs, kernels, mesh, target, threads_per_rank, deadline, tracing, disk } =
         setup;
     let wrong = verify_programs(&programs, &kernels, mesh);
@@ -49,10 +49,10 @@ pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<u8, Failure> {
     let classes = Arc::new(Classes { programs, kernels, mesh, ids: Ids::default() });
     let size = mesh.ranks();
     let here = ranks_of(size, peers.count()).swap_remove(peers.launch().process);
-    let (locals, arrivals) = Local::part(size, here.clone(), deadline);
+    let (locals, inbox) = Local::part(size, here.clone(), deadline);
     let (sender, orders) = channel();
-    let ears: Arc<dyn Ears> = Arc::new(Following(Mutex::new(sender)));
-    let wires = Wires::start(peers, size, &arrivals, &ears, PATIENCE)?;
+    let handler: Arc<dyn Handler> = Arc::new(LeaderHandler(Mutex::new(sender)));
+    let transport = TcpTransport::start(peers, size, &inbox, &handler, PATIENCE)?;
     let started = prepare(&classes, target, (here.clone(), threads_per_rank)).and_then(|own| {
         let threads_per_rank = own.threads_per_rank;
         let options = Options { threads_per_rank, deadline, tracing, disk };
@@ -63,25 +63,25 @@ pub fn follow(mut peers: Peers, prepare: &Prepare<'_>) -> Result<u8, Failure> {
         Ok(Follower { session, gpus: own.gpus, watches, deadline })
     });
     let ready = started.as_ref().map(|_| Gpus::have_nccl()).map_err(ToString::to_string);
-    wires.say(0, &encode(&Answer::Ready(ready)));
-    let code = started.and_then(|own| Ok(own.serve(&orders, &wires)?))?;
-    wires.close();
+    transport.send_control(0, &encode(&Reply::Ready(ready)));
+    let code = started.and_then(|own| Ok(own.serve(&orders, &transport)?))?;
+    transport.close();
     Ok(code)
 }
 
-/// What hears the process that leads.
-struct Following(Mutex<Sender<Result<Order, String>>>);
+/// Handles the messages of the leader.
+struct LeaderHandler(Mutex<Sender<Result<Command, String>>>);
 
-impl Ears for Following {
-    fn hear(&self, process: usize, said: Vec<u8>) {
+impl Handler for LeaderHandler {
+    fn on_message(&self, process: usize, said: Vec<u8>) {
         if process == 0 {
             let order = postcard::from_bytes(&said).map_err(|why| why.to_string());
-            // There is nobody to tell once the session is gone.
+            // The session may be gone.
             let _ = lock(&self.0).send(order);
         }
     }
 
-    fn lose(&self, process: usize, why: &str) {
+    fn on_loss(&self, process: usize, why: &str) {
         if process == 0 {
             let _ = lock(&self.0).send(Err(why.to_owned()));
         }
@@ -101,61 +101,61 @@ impl Follower {
     /// Carries out orders until the last.
     fn serve(
         mut self,
-        orders: &Receiver<Result<Order, String>>,
-        wires: &Wires,
+        orders: &Receiver<Result<Command, String>>,
+        transport: &TcpTransport,
     ) -> Result<u8, Error> {
         let lost =
             |reason| Error::Processes { reason, help: "its own message says why".to_owned() };
         let gone = |_| lost("the first process is gone".to_owned());
         loop {
             let order = orders.recv().map_err(gone)?.map_err(lost)?;
-            if let Order::End(code) = order {
+            if let Command::End(code) = order {
                 return Ok(code);
             }
             if let Some(answer) = self.carry_out(order)? {
-                wires.say(0, &encode(&answer));
+                transport.send_control(0, &encode(&answer));
             }
         }
     }
 
     /// Carries out one order; what is answered, where anything is.
-    fn carry_out(&mut self, order: Order) -> Result<Option<Answer>, Error> {
+    fn carry_out(&mut self, order: Command) -> Result<Option<Reply>, Error> {
         let session = &mut self.session;
         Ok(Some(match order {
-            Order::Run(phase, inputs) => {
+            Command::Run(phase, inputs) => {
                 let start = Instant::now();
                 let ran = session.control.obey(phase, inputs).into_iter();
                 let found = |rank| {
                     let found: Option<Found> = lock(session.seat(rank)).found;
                     found.map(|found| (found, found.when.saturating_duration_since(start)))
                 };
-                Answer::Ran(ran.map(|(rank, it)| (rank, it, found(rank))).collect())
+                Reply::Ran(ran.map(|(rank, it)| (rank, it, found(rank))).collect())
             }
-            Order::Read(rank, buffer, bytes) => {
+            Command::Read(rank, buffer, bytes) => {
                 let bytes =
                     session.lend(rank, |lent| lent.bytes(buffer, bytes).map(Cow::into_owned));
-                Answer::Bytes(bytes?)
+                Reply::Bytes(bytes?)
             }
-            Order::Examine(rank, ranges) => {
-                Answer::Examined(session.lend(rank, |lent| lent.first_not_finite(&ranges))?)
+            Command::Examine(rank, ranges) => {
+                Reply::Examined(session.lend(rank, |lent| lent.first_not_finite(&ranges))?)
             }
-            Order::Spans(rank) => Answer::Spans(lock(session.seat(rank)).spans.clone()),
-            Order::Connect(ids) => {
+            Command::Spans(rank) => Reply::Spans(lock(session.seat(rank)).spans.clone()),
+            Command::Connect(ids) => {
                 let watches = std::mem::take(&mut self.watches);
                 let gpus = self.gpus.as_ref();
                 let connect = |gpus| session.connect(gpus, watches, self.deadline, ids);
                 let connected = gpus.map_or(Ok(()), connect);
-                Answer::Ready(connected.map(|()| true).map_err(|why| why.to_string()))
+                Reply::Ready(connected.map(|()| true).map_err(|why| why.to_string()))
             }
-            Order::Write(rank, buffer, first, bytes) => {
+            Command::Write(rank, buffer, first, bytes) => {
                 session.write_from(rank, buffer, first, &bytes);
                 return Ok(None);
             }
-            Order::Copy(ends, tokens) => {
+            Command::Copy(ends, tokens) => {
                 session.copy_cached(ends, tokens);
                 return Ok(None);
             }
-            Order::End(_) => return Ok(None),
+            Command::End(_) => return Ok(None),
         }))
     }
 }

@@ -1,8 +1,8 @@
 //! How processes that were started together find each other.
 //!
-//! All come to the first one's port and say who they are. When all have come it tells each where
-//! the others listen, and every two of these connect. Whoever listens sends a challenge first, and
-//! whoever comes proves with it that it knows the secret of the run, where there is one.
+//! All connect to the first process and send who they are. Once all have, it sends each the
+//! addresses of the others, and every two of these connect. A listener sends a challenge first, and
+//! whoever connects proves with it that it knows the secret of the run, where there is one.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
@@ -24,16 +24,16 @@ use super::refusal;
 /// How long a process waits for the others. Chosen: schedulers start the processes of a job within
 /// minutes, and the first one may plan for some.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long one that has come may take to say who it is, and to be connected with.
+/// How long a connection and what is sent first on it may take.
 const SHORT: Duration = Duration::from_secs(30);
-/// How often it is looked whether one has come.
+/// How often a process looks whether another one has connected.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of what is said in a meeting, at most.
-const SAID_BYTES_MAX: u32 = 1 << 20;
-/// What a process begins with.
+/// Bytes of a message of the handshake, at most.
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
+/// What a handshake begins with.
 const MAGIC: [u8; 8] = *b"gantline";
 
-/// What a process says when it comes.
+/// The first message of a process that connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     magic: [u8; 8],
@@ -43,7 +43,7 @@ struct Hello {
     count: usize,
     /// Where it listens.
     port: u16,
-    /// What the one that listens proves itself with.
+    /// What the listener proves with that it knows the secret, too.
     challenge: [u8; 32],
     /// That it knows the secret.
     proof: [u8; 32],
@@ -52,7 +52,7 @@ struct Hello {
 /// What the first process answers.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// All have come; where each listens, the first one aside, and that it knows the secret.
+    /// All have joined; where each listens, the first one aside, and that it knows the secret.
     All(Vec<SocketAddr>, [u8; 32]),
     /// It is none of them.
     Refused(String),
@@ -80,27 +80,28 @@ impl Peers {
 }
 
 impl Launch {
-    /// Meets the other processes. The first one waits for all, the others for the first. `tell` is
-    /// told what users may want to know meanwhile.
+    /// Connects this process with all others: the first one waits for them, they for the first.
+    /// `notify` gets lines for the user.
     ///
     /// # Errors
     /// Not all come in time; one is of another version or another run; no connection between two.
-    pub fn meet(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
-        if self.process == 0 { self.open()?.meet(tell) } else { self.follow(tell) }
+    pub fn connect(self, notify: &dyn Fn(&str)) -> Result<Peers, Error> {
+        if self.process == 0 { self.open()?.connect(notify) } else { self.follow(notify) }
     }
 
-    /// Opens the port of the first process, to which the others come.
+    /// Opens the port of the first process, to which the others connect.
     ///
     /// # Errors
     /// Another program has it; the system starts no thread.
-    pub fn open(self) -> Result<Reception, Error> {
+    pub fn open(self) -> Result<Bootstrap, Error> {
         let port = self.leader.1;
         let taken = |why: io::Error| {
             let help = "set MASTER_PORT, for all processes, to a port that is free";
             refusal(format!("the first process can't listen on port {port}: {why}"), help)
         };
-        let door = listen(port).and_then(|listener| Door::open(&self, listener)).map_err(taken)?;
-        Ok(Reception { launch: self, door })
+        let listener =
+            listen(port).and_then(|listener| Listener::open(&self, listener)).map_err(taken)?;
+        Ok(Bootstrap { launch: self, listener })
     }
 
     fn hello(&self, port: u16, challenge: [u8; 32]) -> Hello {
@@ -111,7 +112,7 @@ impl Launch {
             process: self.process,
             count: self.count,
             port,
-            challenge: fresh(),
+            challenge: nonce(),
             proof: [0; 32],
         };
         hello.proof = self.proof_of(&hello, challenge);
@@ -124,24 +125,26 @@ impl Launch {
         self.secret.prove(&postcard::to_stdvec(&said).unwrap_or_default())
     }
 
-    /// What a process says that has come; none where it is no process of ours.
+    /// Receives the first message of a process, and whether it knows the secret; none from another
+    /// program.
     fn receive(&self, stream: &mut TcpStream) -> Option<(Hello, bool)> {
-        let challenge = fresh();
-        say(stream, &challenge).ok()?;
-        let hello: Hello = take(stream).ok().filter(|hello: &Hello| hello.magic == MAGIC)?;
+        let challenge = nonce();
+        send(stream, &challenge).ok()?;
+        let hello: Hello =
+            receive_short(stream).ok().filter(|hello: &Hello| hello.magic == MAGIC)?;
         let knows = hello.proof == self.proof_of(&hello, challenge);
         Some((hello, knows))
     }
 
-    /// Says who this is, to one that listens.
+    /// Sends the first message of this process to a listener.
     fn introduce(&self, stream: &mut TcpStream, port: u16) -> io::Result<Hello> {
-        let hello = self.hello(port, take(stream)?);
-        say(stream, &hello)?;
+        let hello = self.hello(port, receive_short(stream)?);
+        send(stream, &hello)?;
         Ok(hello)
     }
 
-    /// Why whoever says this is not the process that is waited for.
-    fn doubt(&self, hello: &Hello, knows: bool, is_free: bool) -> Option<String> {
+    /// Why a process is not one that is waited for.
+    fn refusal_reason(&self, hello: &Hello, knows: bool, is_free: bool) -> Option<String> {
         let version = env!("CARGO_PKG_VERSION");
         if hello.version != version {
             return Some(format!("it is of version {version}, and not {}", hello.version));
@@ -161,17 +164,17 @@ impl Launch {
         (!is_free).then(|| format!("another process has the number {}", hello.process))
     }
 
-    fn missing(&self, come: &[Option<Come>]) -> Error {
-        let missing = come.iter().enumerate().skip(1).filter(|(_, one)| one.is_none());
+    fn missing(&self, joined: &[Option<Joined>]) -> Error {
+        let missing = joined.iter().enumerate().skip(1).filter(|(_, one)| one.is_none());
         let numbers: Vec<String> = missing.map(|(number, _)| number.to_string()).collect();
         let (count, minutes) = (self.count, PATIENCE.as_secs() / 60);
         let missing = numbers.join(", ");
-        let reason = format!("of {count} processes, {missing} did not come in {minutes} min");
+        let reason = format!("of {count} processes, {missing} did not connect in {minutes} min");
         let help = "the launcher says why they did not start; MASTER_ADDR is to lead here";
         refusal(reason, help)
     }
 
-    fn follow(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
+    fn follow(self, notify: &dyn Fn(&str)) -> Result<Peers, Error> {
         let own = |why: io::Error| {
             refusal(format!("this process can't listen: {why}"), "look at the limits of the system")
         };
@@ -179,7 +182,7 @@ impl Launch {
         let port = listener.local_addr().map_err(own)?.port();
         let (host, at) = &self.leader;
         let (own_number, count) = (self.process, self.count);
-        tell(&format!("ranks    of process {own_number} of {count}, led by that on {host}:{at}"));
+        notify(&format!("ranks    of process {own_number} of {count}, led by that on {host}:{at}"));
         let mut leader = self.reach()?;
         let silent = |why: io::Error| {
             let help = "its message says why, or MASTER_ADDR and MASTER_PORT name another program";
@@ -196,7 +199,7 @@ impl Launch {
         };
         let hello = self.introduce(&mut leader, port).map_err(silent)?;
         let own_proof = self.secret.prove(&hello.challenge);
-        let addresses = match take_in::<Answer>(&mut leader, PATIENCE).map_err(silent)? {
+        let addresses = match receive_within::<Answer>(&mut leader, PATIENCE).map_err(silent)? {
             Answer::All(addresses, proof)
                 if proof == own_proof && addresses.len() + 1 == self.count =>
             {
@@ -222,16 +225,16 @@ impl Launch {
             });
             connections[process] = Some(reached.map_err(|why| lost_at(process, &why))?);
         }
-        let (since, door) = (Instant::now(), Door::open(&self, listener).map_err(own)?);
+        let (since, listener) = (Instant::now(), Listener::open(&self, listener).map_err(own)?);
         while let Some(missing) =
             (self.process + 1..self.count).find(|&at| connections[at].is_none())
         {
-            let Some(Guest { stream, hello, knows, .. }) = door.next(since, SHORT) else {
+            let Some(Newcomer { stream, hello, knows, .. }) = listener.next(since, SHORT) else {
                 return Err(lost_at(missing, &io::ErrorKind::TimedOut.into()));
             };
             let is_free = hello.process > self.process
                 && connections.get(hello.process).is_some_and(Option::is_none);
-            if self.doubt(&hello, knows, is_free).is_none() {
+            if self.refusal_reason(&hello, knows, is_free).is_none() {
                 let settled = settle(stream).map_err(|why| lost_at(hello.process, &why))?;
                 connections[hello.process] = Some(settled);
             }
@@ -267,44 +270,46 @@ impl Launch {
     }
 }
 
-/// The first process, while the others come. Where it goes, they are told by the end of their
-/// connections.
-pub struct Reception {
+/// The first process while the others connect. When it is dropped, their connections end.
+pub struct Bootstrap {
     launch: Launch,
-    door: Door,
+    listener: Listener,
 }
 
-impl Reception {
+impl Bootstrap {
     /// Which of the processes this is.
     pub fn launch(&self) -> &Launch {
         &self.launch
     }
 
-    /// Waits for all others. `tell` is told whom it refuses.
+    /// Waits for all others. `notify` gets a line for each process that is refused.
     ///
     /// # Errors
     /// Not all come in time, or a connection is lost.
-    pub fn meet(self, tell: &dyn Fn(&str)) -> Result<Peers, Error> {
-        let Reception { launch, door } = self;
-        let mut come: Vec<Option<Come>> = Vec::new();
-        come.resize_with(launch.count, || None);
+    pub fn connect(self, notify: &dyn Fn(&str)) -> Result<Peers, Error> {
+        let Bootstrap { launch, listener } = self;
+        let mut joined: Vec<Option<Joined>> = Vec::new();
+        joined.resize_with(launch.count, || None);
         let since = Instant::now();
-        while come.iter().skip(1).any(Option::is_none) {
-            let Some(Guest { mut stream, from, hello, knows }) = door.next(since, PATIENCE) else {
-                return Err(launch.missing(&come));
+        while joined.iter().skip(1).any(Option::is_none) {
+            let Some(Newcomer { mut stream, from, hello, knows }) = listener.next(since, PATIENCE)
+            else {
+                return Err(launch.missing(&joined));
             };
-            let place = come.get(hello.process);
+            let place = joined.get(hello.process);
             let is_free = hello.process > 0
-                && place.is_some_and(|one| one.as_ref().is_none_or(|one| is_gone(&one.stream)));
-            if let Some(why) = launch.doubt(&hello, knows, is_free) {
-                tell(&format!("note: process {}, from {from}, is refused: {why}", hello.process));
-                let _ = say(&mut stream, &Answer::Refused(why));
+                && place.is_some_and(|one| {
+                    one.as_ref().is_none_or(|one| is_closed_by_peer(&one.stream))
+                });
+            if let Some(why) = launch.refusal_reason(&hello, knows, is_free) {
+                notify(&format!("note: process {}, from {from}, is refused: {why}", hello.process));
+                let _ = send(&mut stream, &Answer::Refused(why));
                 continue;
             }
             let listens = SocketAddr::new(from, hello.port);
-            come[hello.process] = Some(Come { stream, listens, challenge: hello.challenge });
+            joined[hello.process] = Some(Joined { stream, listens, challenge: hello.challenge });
         }
-        let mut addresses: Vec<SocketAddr> = come.iter().flatten().map(|it| it.listens).collect();
+        let mut addresses: Vec<SocketAddr> = joined.iter().flatten().map(|it| it.listens).collect();
         if addresses.iter().any(|at| !at.ip().is_loopback()) {
             // Others know this machine by the name that they know the first process by.
             let own = addresses_of(&launch.leader).find(|at| !at.ip().is_loopback());
@@ -313,10 +318,10 @@ impl Reception {
             }
         }
         let mut connections = Vec::new();
-        for one in come {
-            let connection = one.map(|Come { mut stream, challenge, .. }| {
+        for one in joined {
+            let connection = one.map(|Joined { mut stream, challenge, .. }| {
                 let proof = launch.secret.prove(&challenge);
-                say(&mut stream, &Answer::All(addresses.clone(), proof))?;
+                send(&mut stream, &Answer::All(addresses.clone(), proof))?;
                 settle(stream)
             });
             let lost = |why: io::Error| lost_at(connections.len(), &why);
@@ -326,24 +331,24 @@ impl Reception {
     }
 }
 
-/// Whether the other end of a connection, which is to say nothing now, is closed.
-fn is_gone(stream: &TcpStream) -> bool {
+/// Whether the peer has closed a connection on which nothing is to come now.
+fn is_closed_by_peer(stream: &TcpStream) -> bool {
     let is_waited_for = stream.set_nonblocking(true).is_ok();
     let peeked = stream.peek(&mut [0]);
     is_waited_for && stream.set_nonblocking(false).is_ok() && matches!(peeked, Ok(0))
 }
 
-/// A process that has come.
-struct Come {
+/// A process that has joined.
+struct Joined {
     stream: TcpStream,
-    /// Where it does so.
+    /// The address where it listens for others.
     listens: SocketAddr,
-    /// What the first one proves itself with.
+    /// See [`Hello::challenge`].
     challenge: [u8; 32],
 }
 
-/// Bytes that nobody has seen before.
-fn fresh() -> [u8; 32] {
+/// Random bytes, used once.
+fn nonce() -> [u8; 32] {
     let mut bytes = [0; 32];
     for part in bytes.as_chunks_mut::<8>().0 {
         *part = RandomState::new().hash_one(std::process::id()).to_le_bytes();
@@ -363,15 +368,15 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Where processes come. Each has a thread to say who it is to, so that nobody waits for one that
-/// says nothing.
-struct Door {
-    guests: Receiver<Guest>,
+/// Accepts connections in a thread, and receives the first message of each in one of its own, so
+/// that one that is silent keeps nobody waiting.
+struct Listener {
+    newcomers: Receiver<Newcomer>,
     is_closed: Arc<AtomicBool>,
 }
 
-/// Somebody who has said that it is a process of ours.
-struct Guest {
+/// A process that has sent its first message.
+struct Newcomer {
     stream: TcpStream,
     from: IpAddr,
     hello: Hello,
@@ -379,12 +384,12 @@ struct Guest {
     knows: bool,
 }
 
-impl Door {
-    fn open(launch: &Launch, listener: TcpListener) -> io::Result<Door> {
-        let (sender, guests) = channel();
+impl Listener {
+    fn open(launch: &Launch, listener: TcpListener) -> io::Result<Listener> {
+        let (sender, newcomers) = channel();
         let is_closed = Arc::new(AtomicBool::new(false));
         let (launch, closed) = (launch.clone(), Arc::clone(&is_closed));
-        let let_in = move || {
+        let accept_all = move || {
             while !closed.load(Ordering::SeqCst) {
                 match listener.accept() {
                     Ok((stream, from)) => receive(&launch, stream, from, &sender),
@@ -392,33 +397,33 @@ impl Door {
                 }
             }
         };
-        thread::Builder::new().name("meeting".to_owned()).spawn(let_in)?;
-        Ok(Door { guests, is_closed })
+        thread::Builder::new().name("bootstrap".to_owned()).spawn(accept_all)?;
+        Ok(Listener { newcomers, is_closed })
     }
 
-    /// The next one that comes; none after some time.
-    fn next(&self, since: Instant, patience: Duration) -> Option<Guest> {
-        self.guests.recv_timeout(patience.saturating_sub(since.elapsed())).ok()
+    /// The next process; none after some time.
+    fn next(&self, since: Instant, patience: Duration) -> Option<Newcomer> {
+        self.newcomers.recv_timeout(patience.saturating_sub(since.elapsed())).ok()
     }
 }
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.is_closed.store(true, Ordering::SeqCst);
     }
 }
 
-/// Hears who somebody is, in a thread of its own.
-fn receive(launch: &Launch, mut stream: TcpStream, from: SocketAddr, sender: &Sender<Guest>) {
+/// Receives the first message of a connection in a thread of its own.
+fn receive(launch: &Launch, mut stream: TcpStream, from: SocketAddr, sender: &Sender<Newcomer>) {
     let (launch, sender) = (launch.clone(), sender.clone());
     let receive = move || {
         stream.set_nonblocking(false).ok()?;
         let (hello, knows) = launch.receive(&mut stream)?;
         let from = from.ip().to_canonical();
-        sender.send(Guest { stream, from, hello, knows }).ok()
+        sender.send(Newcomer { stream, from, hello, knows }).ok()
     };
-    // Where there is no thread for it, it comes again.
-    let _ = thread::Builder::new().name("meeting".to_owned()).spawn(receive);
+    // Without a thread for it, the connection ends, and its process with it.
+    let _ = thread::Builder::new().name("bootstrap".to_owned()).spawn(receive);
 }
 
 /// Makes a connection ready for frames.
@@ -428,23 +433,26 @@ fn settle(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-fn say(stream: &mut TcpStream, said: &impl Serialize) -> io::Result<()> {
+fn send(stream: &mut TcpStream, said: &impl Serialize) -> io::Result<()> {
     stream.set_write_timeout(Some(SHORT))?;
     let bytes = postcard::to_stdvec(said).map_err(io::Error::other)?;
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_le_bytes(), bytes.as_slice()].concat())
 }
 
-fn take<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
-    take_in(stream, SHORT)
+fn receive_short<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    receive_within(stream, SHORT)
 }
 
-fn take_in<T: DeserializeOwned>(stream: &mut TcpStream, patience: Duration) -> io::Result<T> {
+fn receive_within<T: DeserializeOwned>(
+    stream: &mut TcpStream,
+    patience: Duration,
+) -> io::Result<T> {
     stream.set_read_timeout(Some(patience))?;
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
-    if length > SAID_BYTES_MAX {
+    if length > MESSAGE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = vec![0; length as usize];
@@ -474,7 +482,7 @@ pub(super) mod tests {
     }
 
     /// Processes that are threads, connected over this machine's own network.
-    pub(in crate::processes) fn meet(count: usize) -> Vec<Peers> {
+    pub(in crate::processes) fn connect(count: usize) -> Vec<Peers> {
         let free = port();
         let launch = |process| Launch {
             launcher: "test",
@@ -487,7 +495,7 @@ pub(super) mod tests {
         };
         let all = (0..count).map(|process| {
             let launch = launch(process);
-            std::thread::spawn(move || launch.meet(&|_| ()).unwrap())
+            std::thread::spawn(move || launch.connect(&|_| ()).unwrap())
         });
         let all: Vec<_> = all.collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -496,7 +504,7 @@ pub(super) mod tests {
     #[test]
     fn every_two_processes_are_connected() {
         for count in 2..6 {
-            let mut all = meet(count);
+            let mut all = connect(count);
             for (a, of_process) in all.iter().enumerate() {
                 let mut others = of_process.connections.iter().enumerate();
                 assert!(others.all(|(b, one)| one.is_some() == (a != b)));
@@ -527,22 +535,22 @@ pub(super) mod tests {
             secret: Secret::of(secret),
         };
         let leader = launch(0, "a", "s");
-        let leader = std::thread::spawn(move || leader.meet(&|_| ()));
+        let leader = std::thread::spawn(move || leader.connect(&|_| ()));
         let mut stranger = launch(1, "a", "s").reach().unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         for (job, secret, wanted) in [("b", "s", "another run"), ("a", "t", "GANTLINE_SECRET")] {
-            let refused = launch(1, job, secret).meet(&|_| ()).unwrap_err();
+            let refused = launch(1, job, secret).connect(&|_| ()).unwrap_err();
             assert!(refused.to_string().contains(wanted), "{refused}");
         }
         // Who listened to another one's proof can't use it again.
         let [mut first, mut second] = [0; 2].map(|_| launch(1, "a", "s").reach().unwrap());
-        let hello = launch(1, "a", "s").hello(1, take(&mut first).unwrap());
-        take::<[u8; 32]>(&mut second).unwrap();
+        let hello = launch(1, "a", "s").hello(1, receive_short(&mut first).unwrap());
+        receive_short::<[u8; 32]>(&mut second).unwrap();
         drop(first);
-        say(&mut second, &hello).unwrap();
-        let answer = take::<Answer>(&mut second).unwrap();
+        send(&mut second, &hello).unwrap();
+        let answer = receive_short::<Answer>(&mut second).unwrap();
         assert!(matches!(answer, Answer::Refused(why) if why.contains("GANTLINE_SECRET")));
-        launch(1, "a", "s").meet(&|_| ()).unwrap();
+        launch(1, "a", "s").connect(&|_| ()).unwrap();
         leader.join().unwrap().unwrap();
     }
 }
