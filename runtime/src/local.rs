@@ -8,8 +8,8 @@
 //! A message is copied into a mailbox (module `mailbox`) whose buffers are used again.
 //! No call allocates once mailboxes and groups have been used.
 //!
-//! Ranks of other processes take part through a [`Transport`]: messages travel through it, and groups
-//! with members elsewhere exchange by messages alone (module `multiprocess`).
+//! Ranks of other processes take part through a [`Transport`]: messages travel through it, and
+//! groups with members elsewhere exchange by messages alone (module `multiprocess`).
 //!
 //! **Failures.** The first rank that fails (a mismatch, a deadline, a panic, [`Local::abort`])
 //! ends the world: every waiting and every later call of the others returns an error. A panic is

@@ -51,8 +51,8 @@ pub fn ranks_of(ranks: usize, processes: usize) -> Vec<Range<usize>> {
 }
 
 impl TcpTransport {
-    /// Lets frames travel: what arrives goes to the ranks of this process, and to `handler`. Whoever
-    /// sends or takes nothing for as long as `patience` is lost.
+    /// Lets frames travel: what arrives goes to the ranks of this process, and to `handler`.
+    /// Whoever sends or takes nothing for as long as `patience` is lost.
     ///
     /// # Errors
     /// The system starts no threads.
