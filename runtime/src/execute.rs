@@ -421,8 +421,8 @@ impl Session {
     }
 
     /// As [`Session::start`], with the ranks of this process and of others that [`follow`]: on GPUs
-    /// of this machine, where there are any. `threads_per_rank` is how many a rank has on all
-    /// machines; each decides for itself, where it is not said.
+    /// of this machine, where there are any. `threads_per_rank` is the number of threads of
+    /// a rank on all machines; without it each process takes its share of the cores.
     ///
     /// **Errors.** As there; a process is lost or cannot start its ranks.
     pub fn lead(

@@ -297,7 +297,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(exit) = followed {
         return Ok(exit);
     }
-    // Whoever comes while this one plans is told if it fails.
+    // The port is open while this process plans, so that the others end with it if it fails.
     let bootstrap = if args.dry_run { None } else { processes::open()? };
     match &args.resume {
         Some(folder) => {

@@ -220,7 +220,8 @@ fn a_signal_to_all_processes_ends_the_run_with_a_checkpoint() {
     assert_equal(&scratch, ["whole", "run"], step + 2);
 }
 
-/// What does not go together is told by all who can tell.
+/// Processes of different runs, or more than ranks, are refused with the reason, as are variables
+/// that make no sense.
 #[test]
 fn processes_that_do_not_belong_together_are_told() {
     let scratch = scratch("processes-refused");

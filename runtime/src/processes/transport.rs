@@ -23,7 +23,7 @@ pub trait Handler: Send + Sync {
     /// A process has sent a control message.
     fn on_message(&self, process: usize, said: Vec<u8>);
 
-    /// A process is gone, before it said that nothing more comes.
+    /// The connection with a process is lost.
     fn on_loss(&self, process: usize, why: &str);
 }
 
@@ -33,7 +33,7 @@ pub struct TcpTransport {
     ranks: Vec<Range<usize>>,
     /// By process; none for this one.
     links: Vec<Option<Link>>,
-    /// Whether this process has said that nothing more comes.
+    /// Whether this process has closed its connections.
     is_closed: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl TcpTransport {
         self.write(process, Head::of(Kind::Control, said.len()), [said, &[]]);
     }
 
-    /// Says that nothing more comes.
+    /// Closes the connections: peers take their end for no loss.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.write_all(Head::of(Kind::Close, 0), &[]);
@@ -132,7 +132,7 @@ impl TcpTransport {
         let mut stream = lock(&link.stream);
         let written = frame::write(&mut *stream, head, parts).and_then(|()| stream.flush());
         if let Err(why) = written {
-            // Whoever reads from it tells.
+            // The thread that reads from it reports the loss.
             lock(&link.broken).get_or_insert_with(|| why.to_string());
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -142,7 +142,7 @@ impl TcpTransport {
         self.others().for_each(|process| self.write(process, head, [body, &[]]));
     }
 
-    /// Why nothing more comes from a process that has not said so.
+    /// The reason why a connection was lost.
     fn loss_reason(&self, process: usize, error: &io::Error) -> String {
         let broken = self.links[process].as_ref().and_then(|link| lock(&link.broken).clone());
         let ended = error.kind() == io::ErrorKind::UnexpectedEof;
@@ -196,7 +196,7 @@ fn heartbeat(transport: &Weak<TcpTransport>, inbox: &Inbox) {
     }
 }
 
-/// A connection from which something comes at least every now and then.
+/// A connection that is lost when nothing arrives for some time: heartbeats do.
 struct TimeoutReader {
     stream: TcpStream,
     limit: Duration,
@@ -222,12 +222,12 @@ impl Read for TimeoutReader {
     }
 }
 
-/// What reads from the connection with a process.
+/// Reads the frames of a process and delivers them.
 struct Reader {
     process: usize,
     stream: TimeoutReader,
     transport: Weak<TcpTransport>,
-    /// Those of the process.
+    /// The ranks of the process.
     ranks: Range<usize>,
     inbox: Inbox,
     handler: Arc<dyn Handler>,
