@@ -27,9 +27,11 @@ use runtime::decode::Decoder;
 use runtime::execute::{self, Classes, Session};
 use runtime::generate::{Ending, Sampling};
 use runtime::in_flight::{self, Continuation, Request};
+use runtime::processes::Peers;
 use runtime::trace::Tracing;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, usage};
+use crate::processes::lead;
 
 /// The entry that reads tokens at a position.
 pub const DECODE: &str = "decode";
@@ -106,6 +108,25 @@ impl Programs {
     }
 }
 
+/// The other processes that ranks are in.
+pub struct Others {
+    /// They.
+    pub peers: Peers,
+    /// Threads of a rank in each, where they are not its share of the cores.
+    pub threads: Option<usize>,
+}
+
+/// Refuses replicas in several processes: each has a session of its own, and one is led.
+fn check_one_replica(plan: &Plan) -> Result<(), Failure> {
+    let replicas = plan.mesh.dp;
+    if replicas == 1 {
+        return Ok(());
+    }
+    let headline = format!("{replicas} replicas do not share processes yet");
+    let help = "start the processes of each replica apart, with a part of the prompts";
+    Err(usage("--dp", headline).help(help).into())
+}
+
 /// A model that continues prompts.
 pub struct Generator {
     model: Model,
@@ -125,6 +146,19 @@ impl Generator {
         options: &Options,
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
+        Generator::among(description, options, None, fill)
+    }
+
+    /// As [`Generator::new`], with ranks in other processes too, which this one leads.
+    ///
+    /// # Errors
+    /// As there, and those of [`lead`]; replicas in several processes.
+    pub fn among(
+        description: &Description,
+        options: &Options,
+        others: Option<Others>,
+        fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
+    ) -> Result<Generator, Failure> {
         let Options { capacity, sequences, mesh, dtype, threads_per_rank, target } = *options;
         let precision = Precision::uniform(dtype);
         let pieces = Pieces::of(description, &usual_buckets(capacity), capacity, &precision)?;
@@ -133,11 +167,11 @@ impl Generator {
         let replicas = Replicas { model, modules, entry: DECODE, mesh, slots, capacity, precision };
         let plan = Plan { target, ..replicas.plan()? };
         let programs = pieces.compile(&plan)?;
-        Generator::start(pieces, plan, programs, threads_per_rank, fill)
+        Generator::start(pieces, plan, programs, (threads_per_rank, others), fill)
     }
 
     /// Starts the ranks of a plan of inference with what [`Pieces::compile`] made of it; as
-    /// [`Generator::new`].
+    /// [`Generator::among`].
     ///
     /// # Errors
     /// Those of `fill`; ranks that cannot start.
@@ -145,12 +179,19 @@ impl Generator {
         Pieces { model, modules }: Pieces,
         plan: Plan,
         Programs(Compiled { programs, kernels }): Programs,
-        threads_per_rank: usize,
+        (threads_per_rank, others): (usize, Option<Others>),
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
         let ids = Ids::of(&modules[0].1, DECODE);
         let mesh = plan.replica().mesh;
-        let classes = Arc::new(Classes { programs, kernels, mesh, ids });
+        let classes = Classes { programs, kernels, mesh, ids };
+        if let Some(Others { peers, threads }) = others {
+            check_one_replica(&plan)?;
+            let mut session = lead(classes, plan.target, threads, (None, None), peers)?;
+            fill(&mut session, &model)?;
+            return Ok(Generator { model, plan, decoders: vec![Decoder::new(session)] });
+        }
+        let classes = Arc::new(classes);
         let how = execute::Options {
             threads_per_rank,
             deadline: crate::deadline(None),
@@ -245,6 +286,11 @@ impl Generator {
     /// The plan of all lengths.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// As [`Session::end_with`].
+    pub fn end_with(&self, code: u8) {
+        self.decoders.iter().for_each(|decoder| decoder.end_with(code));
     }
 
     /// What reads tokens on the first replica: for timing, and for logits without sampling.

@@ -109,6 +109,11 @@ impl Decoder {
         Ok(())
     }
 
+    /// As [`Session::end_with`].
+    pub fn end_with(&self, code: u8) {
+        self.session.end_with(code);
+    }
+
     /// Calls an entry with the feeds, of which `count` tokens per sample are no padding.
     fn infer(&mut self, entry: usize, count: usize) -> Result<(), Failure> {
         let Fed { tokens, positions } = &self.fed;
@@ -119,14 +124,14 @@ impl Decoder {
     }
 
     /// The logits that an entry has given of the first samples.
-    fn logits(&mut self, entry: usize, samples: usize) -> &[f32] {
-        let output = self.session.output(entry, 0);
+    fn logits(&mut self, entry: usize, samples: usize) -> Result<&[f32], Failure> {
+        let output = self.session.output(entry, 0)?;
         let vocab = output.dims[output.dims.len() - 1];
         let row = samples * vocab * output.dtype.size() as usize;
         let bytes = convert(Stored::DType(output.dtype), &output.bytes[..row], DType::F32);
         self.logits.clear();
         self.logits.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)));
-        &self.logits
+        Ok(&self.logits)
     }
 
     /// The KV caches of a slot.
@@ -169,7 +174,7 @@ impl NextLogitsOfMany for Decoder {
             *position = if token.is_some() { at + 1 } else { 0 };
         }
         self.infer(self.decode_step, 1)?;
-        Ok(self.logits(self.decode_step, tokens.len()))
+        self.logits(self.decode_step, tokens.len())
     }
 
     fn capacity(&self) -> usize {
@@ -189,7 +194,7 @@ impl NextLogits for Decoder {
             (left, last) = (rest, self.lengths[of].1);
             self.call(last, length, now)?;
         }
-        Ok(self.logits(last, 1))
+        self.logits(last, 1)
     }
 
     fn capacity(&self) -> usize {

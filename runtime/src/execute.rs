@@ -718,9 +718,12 @@ impl Session {
 
     /// A result of the entry that was called last, of all samples, sample by sample.
     ///
+    /// # Errors
+    /// The process of a rank is lost.
+    ///
     /// # Panics
-    /// When the entry has no such result; when the process of a rank is gone.
-    pub fn output(&self, entry: usize, index: usize) -> Values {
+    /// When the entry has no such result.
+    pub fn output(&self, entry: usize, index: usize) -> Result<Values, Error> {
         let mesh = self.classes.mesh;
         let (mut bytes, mut sizes, mut dtype) = (Vec::new(), Vec::new(), DType::F32);
         for data in 0..mesh.dp {
@@ -735,10 +738,12 @@ impl Session {
             let buffer = buffer_of(program, id);
             (sizes, dtype) = (buffer.sizes.clone(), buffer.dtype);
             let len = sizes.iter().product::<usize>() * dtype.size() as usize;
-            bytes.extend_from_slice(&self.bytes(rank, id, 0..len));
+            self.lend(rank, |lent| {
+                lent.bytes(id, 0..len).map(|read| bytes.extend_from_slice(&read))
+            })?;
         }
         sizes[0] *= mesh.dp;
-        Values { dtype, dims: sizes, bytes }
+        Ok(Values { dtype, dims: sizes, bytes })
     }
 
     fn run(

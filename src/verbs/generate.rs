@@ -18,6 +18,7 @@ use runtime::checkpoint::Checkpoint;
 use runtime::execute::Session;
 use runtime::generate::{Ending, Sampling};
 use runtime::load::load_weights;
+use runtime::processes::Bootstrap;
 use runtime::tokens::Tokenizer;
 use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
@@ -26,10 +27,10 @@ use crate::adapters::Adapters;
 use crate::argument::{PathArg, amount, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
-use crate::generation::{DECODE, Generator, Options, Pieces};
+use crate::generation::{DECODE, Generator, Options, Others, Pieces};
 use crate::job::{self, positions_max};
-use crate::output;
 use crate::run::Run;
+use crate::{output, processes};
 use beams::Asked;
 
 /// Headings of the help.
@@ -212,6 +213,16 @@ impl Origin {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if let Some(exit) = processes::follow()? {
+        return Ok(exit);
+    }
+    // The port is open while this process reads and compiles, so that the others end with it if it
+    // fails.
+    answer(args, processes::open()?)
+}
+
+/// Answers, with ranks in the processes that come to an open port too.
+fn answer(args: &Args, bootstrap: Option<Bootstrap>) -> Result<Exit, Failure> {
     args.dtype.map_or(Ok(()), job::check_executable)?;
     let sampling = sampling(args)?;
     refuse_of_many(args)?;
@@ -227,12 +238,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let stops = stops(&folder, &tokenizer, vocab)?;
     let trained = Trained { description, origin, tokenizer, stops };
     if let Some(file) = &args.prompts {
-        return prompts::answer(args, &trained, file, &sampling);
+        return prompts::answer((args, bootstrap), &trained, file, &sampling);
     }
     let prompt_text = prompt(args)?;
     let prompt = trained.tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
     let capacity = trained.capacity(&[(prompt.len(), args.max_tokens)]);
-    let mut generator = trained.generator(args, capacity, [1, args.beams.unwrap_or(1)])?;
+    let sizes = [1, args.beams.unwrap_or(1)];
+    let mut generator = trained.generator((args, bootstrap), capacity, sizes)?;
     let Trained { tokenizer, stops, .. } = trained;
     let ending = Ending { tokens_max: args.max_tokens, stops };
     if args.beams.is_some() {
@@ -273,7 +285,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::stream(&format!("{rest}\n"));
     }
     told.tell(args);
+    generator.end_with(Exit::Success.code());
     Ok(Exit::Success)
+}
+
+/// Waits for the other processes.
+fn others(args: &Args, bootstrap: Option<Bootstrap>) -> Result<Option<Others>, Failure> {
+    let peers = bootstrap.map(processes::connect).transpose()?;
+    Ok(peers.map(|peers| Others { peers, threads: args.threads }))
 }
 
 impl Args {
@@ -305,7 +324,7 @@ impl Trained {
     /// Starts `dp` replicas with `sequences` slots each.
     fn generator(
         &self,
-        args: &Args,
+        (args, bootstrap): (&Args, Option<Bootstrap>),
         capacity: usize,
         [dp, sequences]: [usize; 2],
     ) -> Result<Generator, Failure> {
@@ -321,13 +340,18 @@ impl Trained {
             target: cluster.target().filter(|target| target.arch().is_some()),
         };
         let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
-        Generator::new(&self.description, &options, &mut fill)
+        let others = others(args, bootstrap)?;
+        Generator::among(&self.description, &options, others, &mut fill)
     }
 }
 
 impl Trained {
     /// Starts the replicas of a plan of inference, which was read from a file.
-    fn planned(&self, args: &Args, (shown, plan): (String, Plan)) -> Result<Generator, Failure> {
+    fn planned(
+        &self,
+        (args, bootstrap): (&Args, Option<Bootstrap>),
+        (shown, plan): (String, Plan),
+    ) -> Result<Generator, Failure> {
         let cluster = args.cluster()?;
         job::check_local(&cluster, plan.mesh.ranks())?;
         let wrong = check_decisions(&plan.replica());
@@ -370,7 +394,8 @@ impl Trained {
             return Err(wrong.into());
         }
         let mut fill = |session: &mut Session, model: &Model| self.origin.fill(session, model);
-        Generator::start(pieces, plan, programs, threads, &mut fill)
+        let others = others(args, bootstrap)?;
+        Generator::start(pieces, plan, programs, (threads, others), &mut fill)
     }
 }
 

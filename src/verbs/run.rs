@@ -331,7 +331,7 @@ impl Work<'_> {
         for _ in 0..args.bench.unwrap_or(0) {
             answer.times.push(session.infer(0, &batch)?.seconds);
         }
-        answer.logits = Some(session.output(0, 0));
+        answer.logits = Some(session.output(0, 0)?);
         Ok(())
     }
 }

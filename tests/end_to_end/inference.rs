@@ -108,7 +108,7 @@ impl NextLogits for Uncached {
         let mut padded = self.read.clone();
         padded.resize(self.seq, 0);
         self.session.infer(LOGITS, &Batch { tokens: &padded, ..Batch::default() })?;
-        let output = self.session.output(LOGITS, 0);
+        let output = self.session.output(LOGITS, 0).expect("it is here");
         let vocab = output.dims[2];
         let row = &output.to_f64()[(self.read.len() - 1) * vocab..self.read.len() * vocab];
         self.logits = row.iter().map(|x| *x as f32).collect();
@@ -312,7 +312,7 @@ fn logits_are_pytorchs() {
                 let mut session = logits_session(case, ids.len() / 2, samples, mesh, dtype);
                 let batch = Batch { tokens: &ids, ..Batch::default() };
                 session.infer(LOGITS, &batch).expect("the entry runs");
-                let ours = session.output(LOGITS, 0).to_f64();
+                let ours = session.output(LOGITS, 0).expect("it is here").to_f64();
                 assert_eq!(ours.len(), theirs.len());
                 let off = ours.iter().zip(&theirs).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
                 assert!(off / largest <= bound, "{case} {mesh} {dtype}: {:e}", off / largest);

@@ -30,6 +30,12 @@ pub(crate) struct Started {
 
 /// Starts processes as a launcher would that says which of them each is.
 pub(crate) fn start(count: usize, command: impl Fn(usize) -> Command) -> Vec<Started> {
+    start_printing(count, Stdio::null(), command)
+}
+
+/// As [`start`], where the first process prints its answer to `answer`.
+fn start_printing(count: usize, answer: Stdio, command: impl Fn(usize) -> Command) -> Vec<Started> {
+    let mut answer = Some(answer);
     // Ports that the system gives nobody by itself.
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 1000) as u16 * 10;
@@ -37,11 +43,11 @@ pub(crate) fn start(count: usize, command: impl Fn(usize) -> Command) -> Vec<Sta
     let mut free =
         std::iter::repeat_with(next).filter(|at| TcpListener::bind(("127.0.0.1", *at)).is_ok());
     let port = free.next().expect("there is a port").to_string();
-    let start = |process: usize| {
+    let mut start = |process: usize| {
         let mut command = command(process);
         command.env("RANK", process.to_string()).env("WORLD_SIZE", count.to_string());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(answer.take().unwrap_or_else(Stdio::null)).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let mut stderr = child.stderr.take().expect("it is piped");
         let said = std::thread::spawn(move || {
@@ -51,7 +57,7 @@ pub(crate) fn start(count: usize, command: impl Fn(usize) -> Command) -> Vec<Sta
         });
         Started { child, said }
     };
-    (0..count).map(start).collect()
+    (0..count).map(&mut start).collect()
 }
 
 /// How processes end, and what they have said.
@@ -138,6 +144,41 @@ fn wait_for(path: &Path) {
         std::thread::sleep(Duration::from_millis(100));
     }
     panic!("nothing is written to {}", path.display());
+}
+
+/// Ranks of inference in several processes continue prompts as those of one: drawn, likeliest, the
+/// best of several, and many with in-flight batching.
+#[test]
+fn processes_continue_prompts_as_one() {
+    let scratch = scratch("processes-prompts");
+    scratch.answer(&format!("train tiny {FLAGS} --steps 3 --out run"));
+    let prompts = ["the", "a longer prompt too", "of"];
+    let lines = prompts.map(|prompt| format!("{prompt:?}\n"));
+    scratch.write("prompts.jsonl", &lines.concat());
+    for (at, (count, flags)) in [
+        (2, "--prompt the --tp 2 --temperature 0"),
+        (2, "--prompt the --pp 2 --temperature 0.9 --seed 3"),
+        (3, "--prompt the --tp 2 --pp 2 --beams 3"),
+        (2, "--prompts prompts.jsonl --slots 2 --tp 2 --seed 5"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let line = format!("generate run --max-tokens 12 {flags}");
+        let one = scratch.answer(&line);
+        let path = scratch.0.join(format!("answer-{at}"));
+        let answer = std::fs::File::create(&path).expect("a file is made");
+        let all = start_printing(count, answer.into(), |_| scratch.command(&[], &line));
+        for (status, said) in wait(all) {
+            assert!(status.success(), "{count} processes: gantline {line}\n{said}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).expect("an answer"), one, "{line}");
+    }
+    let line = "generate run --prompts prompts.jsonl --dp 2";
+    let ended = wait(start(2, |_| scratch.command(&[], line)));
+    assert_eq!(ended[0].0.code(), Some(2), "{}", ended[0].1);
+    assert!(ended[0].1.contains("2 replicas do not share processes"), "{}", ended[0].1);
+    assert_eq!(ended[1].0.code(), Some(7), "{}", ended[1].1);
 }
 
 /// Whichever process is killed, the others end, say which ranks are gone, and leave what can be

@@ -294,7 +294,8 @@ impl Drop for Followers {
 }
 
 /// What to do where another process is lost.
-const LOST: &str = "its own message says why; go on from the last checkpoint with `--resume`";
+const LOST: &str =
+    "its own message says why; training goes on from the last checkpoint with `--resume`";
 
 pub(super) fn unexpected(process: usize) -> Error {
     let reason = format!("process {process} replies something else than it is asked");

@@ -58,5 +58,6 @@ pub(super) fn search(
         output::stream(&format!("{}\n", told.text));
     }
     told.tell(args);
+    generator.end_with(Exit::Success.code());
     Ok(Exit::Success)
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use ir::{Diagnostic, Mesh, Plan, Span};
 use runtime::generate::{Ending, Sampling};
 use runtime::in_flight::{Continuation, Request};
+use runtime::processes::Bootstrap;
 use serde::Deserialize;
 
 use super::{Args, Trained};
@@ -29,7 +30,7 @@ struct Asked {
 
 /// Answers.
 pub(super) fn answer(
-    args: &Args,
+    (args, bootstrap): (&Args, Option<Bootstrap>),
     trained: &Trained,
     file: &Path,
     sampling: &Sampling,
@@ -46,12 +47,12 @@ pub(super) fn answer(
     check_lengths(&asked, &requests, room)?;
     note_cut(&requests, planned.as_ref().map(|(_, plan)| plan.seq));
     let mut generator = match planned {
-        Some(plan) => trained.planned(args, plan)?,
+        Some(plan) => trained.planned((args, bootstrap), plan)?,
         None => {
             // No more replicas and slots than prompts.
             let replicas = args.dp.unwrap_or(1).min(requests.len());
             let slots = args.slots.unwrap_or(SLOTS).min(requests.len().div_ceil(replicas));
-            trained.generator(args, capacity, [replicas, slots])?
+            trained.generator((args, bootstrap), capacity, [replicas, slots])?
         }
     };
     let Plan { mesh: Mesh { dp: replicas, .. }, microbatch_size: slots, .. } = *generator.plan();
@@ -85,7 +86,10 @@ pub(super) fn answer(
     // All that succeeded is printed; the first failure decides the exit code.
     match failed.into_iter().next() {
         Some((number, failure)) => Err(at_line(failure.into(), &asked[number].0)),
-        None => Ok(Exit::Success),
+        None => {
+            generator.end_with(Exit::Success.code());
+            Ok(Exit::Success)
+        }
     }
 }
 
