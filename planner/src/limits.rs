@@ -9,7 +9,7 @@ use ir::import::nearest;
 use ir::plan::parse_order;
 use ir::{Axis, Diagnostic, Span};
 
-use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER, Zero};
+use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::quantity::Unit;
 use crate::tools::{Form, Sizes, Target};
 
@@ -313,6 +313,36 @@ impl Limits {
     /// The tool that is to execute the plan.
     pub fn target(&self) -> Option<Target> {
         self.target
+    }
+
+    /// A configuration with what is fixed, and everything else at its default.
+    pub fn named(&self) -> Configuration {
+        let mut c = Configuration::default();
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        for (decision, number) in self.fixed.iter().map(|(decision, number)| (*decision, *number)) {
+            let place = || Place::ALL.get(number).copied().unwrap_or_default();
+            match decision {
+                Decision::Pp => c.pp = count(number),
+                Decision::Dp => c.dp = count(number),
+                Decision::Tp => c.tp = count(number),
+                Decision::Cp => c.cp = count(number),
+                Decision::Ep => c.ep = count(number),
+                Decision::Etp => c.etp = count(number),
+                Decision::Vpp => c.vpp = count(number),
+                Decision::Mbs => c.microbatch = count(number),
+                Decision::Sp => c.sequence_parallel = number == 1,
+                Decision::Schedule => {
+                    c.schedule = Schedule::ALL.get(number).copied().unwrap_or_default();
+                }
+                Decision::Zero => c.zero.stage = u8::try_from(number).unwrap_or(u8::MAX),
+                Decision::Shard => c.zero.shard = count(number),
+                Decision::OffloadOptimizer => c.offload.optimizer = place(),
+                Decision::OffloadParameters => c.offload.parameters = place(),
+                Decision::OffloadActivations => c.offload.activations = place(),
+                Decision::Keep | Decision::Recompute | Decision::Offload | Decision::Placement => {}
+            }
+        }
+        c
     }
 
     /// What is left where the user fixes and forbids nothing: the tool alone.

@@ -25,11 +25,20 @@ const ABOUT: &str = "State facts of the executor on top of its profile, on GPUs.
 impl Assumed {
     /// What is stated.
     pub fn stated(&self) -> Result<Stated, Failure> {
+        self.stated_beside(&[])
+    }
+
+    /// What is stated, and what of `facts` is about something else.
+    pub fn stated_beside(&self, facts: &[String]) -> Result<Stated, Failure> {
+        let name = |fact: &str| fact.trim().split('=').next().unwrap_or_default().to_owned();
+        let is_stated = |fact: &&String| self.assume.iter().any(|own| name(own) == name(fact));
+        let beside = facts.iter().filter(|fact| !is_stated(fact)).cloned();
+        let all: Vec<String> = self.assume.iter().cloned().chain(beside).collect();
         let wrong = |all: Vec<(String, String)>| -> Failure {
             let one = |(headline, help)| usage("--assume", headline).help(help);
             all.into_iter().map(one).collect::<Vec<_>>().into()
         };
-        Stated::read(&self.assume).map_err(wrong)
+        Stated::read(&all).map_err(wrong)
     }
 
     /// Refuses facts where nothing reads them; `why` says what does not go together.

@@ -17,16 +17,17 @@ use planner::finalists::Held;
 use planner::limits::Limits;
 use planner::search::groups;
 use planner::search::request::EVALUATIONS_MAX;
-use planner::tools::Target;
+use planner::tools::{Target, Tool};
 use serde_json::Value;
 
-use self::read::{DecoderSizes, Known, Launched, Layout, OfGroups};
+use self::read::{DecoderSizes, Known, Layout, OfGroups};
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{self, DeviceMemory, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
-use crate::planned::Wanted;
+use crate::planned::{self, Wanted};
+use crate::run::model_argument;
 use crate::verbs::assume::{self, Assumed};
 use crate::verbs::flags::Served;
 use crate::verbs::gpus::finalists::{
@@ -43,11 +44,12 @@ use crate::verbs::inference;
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json or a preset
+    /// The model: a directory, that of a run too, a config.json or a preset
+    #[arg(value_parser = model_argument())]
     pub model: PathArg,
-    /// The cluster: a preset or a file
-    #[arg(long, value_name = "PRESET|FILE", default_value = "h100")]
-    pub cluster: PathArg,
+    /// The cluster: a preset or a file [default: that of the plan in the file, or h100]
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub cluster: Option<PathArg>,
     /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1", or of each group of
     /// devices, as `plan --plan` prints them; other flags override it
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
@@ -130,6 +132,16 @@ pub struct Args {
     pub json: bool,
 }
 
+impl Args {
+    /// The cluster that is asked about: that of a plan in a file where no flag says it.
+    fn cluster_name(&self) -> String {
+        let text = || ir::file::read_text(self.from.as_ref()?.path()).ok();
+        let of_plan = || text().and_then(|text| planned::cluster_of(&text));
+        let usual = || of_plan().unwrap_or("h100").to_owned();
+        self.cluster.as_ref().map_or_else(usual, PathArg::to_string)
+    }
+}
+
 /// The model of the request, with samples of `seq` tokens.
 fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
     let described = described(&args.model, seq)?;
@@ -140,12 +152,11 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let named = args.profile.as_deref().map(find_profile).transpose()?;
     let seq = args.seq.or(args.served.requests.context()?);
     let described_as = model(args, count(seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
-    let mut cluster = Cluster::load(&args.cluster)?;
+    let mut cluster = Cluster::load(args.cluster_name())?;
     if !cluster.groups.is_empty() {
         refuse_tool(args, "lays all devices out alike, and the cluster has groups")?;
         return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
@@ -159,14 +170,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let configuration = configuration(args, &words, layout.configuration.clone());
     check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
+    let named = args.profile.as_deref().map(|name| find_profile(name, &cluster)).transpose()?;
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
-    let asked = named.or(args.for_tool.and_then(|target| target.profile_on(&cluster)));
-    let profile = asked.or_else(|| layout.profile()).unwrap_or(profile::GANTLINE);
-    let profile = profile.stating(args.assumed.stated()?);
+    let profile = named.map_or_else(|| profile_of(args, &layout, &cluster), Ok)?;
+    let profile = profile.stating(args.assumed.stated_beside(&layout.facts)?);
     if args.served.is_inference()? {
         refuse_tool(args, "trains, and `--for` asks about inference")?;
         args.assumed.refuse("`--for` asks about inference")?;
-        refuse_profile(asked)?;
+        refuse_profile(named)?;
         layout.note_remarks();
         let model = Described { work, latent, tokens, warnings };
         let subject = copies(model, cluster, configuration.ranks(), (dtype, arithmetic))?;
@@ -261,6 +272,23 @@ fn refuse_tool(args: &Args, why: &str) -> Result<(), Failure> {
     Err(usage("--for-tool", format!("`{target}` {why}")).help("leave it out").into())
 }
 
+/// The execution profile of the tool that a layout is for.
+///
+/// # Errors
+/// `E5001` for the file of another tool than the one that is to execute it.
+fn profile_of(args: &Args, layout: &Layout, cluster: &Cluster) -> Result<Profile, Failure> {
+    let (Some(target), Some(tool)) = (args.for_tool, layout.trainer()) else {
+        let profile = layout.profile_on(cluster, args.for_tool);
+        return Ok(profile.unwrap_or(profile::GANTLINE));
+    };
+    if tool == target.tool() {
+        return Ok(layout.profile_on(cluster, Some(target)).unwrap_or(profile::GANTLINE));
+    }
+    let headline = format!("`--from` is a file of {}, and not of `{target}`", tool.title());
+    let help = format!("leave it out, or write `--for-tool {}`", tool.name());
+    Err(usage("--for-tool", headline).help(help).into())
+}
+
 /// Copies of a model on some devices, which answer prompts.
 fn copies(
     model: Described,
@@ -344,7 +372,7 @@ fn over_groups(
         work: &mixed.work,
         cluster: &mixed.cluster,
         profile: match &args.profile {
-            Some(name) => find_profile(name)?,
+            Some(name) => find_profile(name, &mixed.cluster)?,
             None => profile::GANTLINE,
         }
         .stating(stated),
@@ -394,15 +422,20 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         pp: count(args.axes.pp),
         cp: count(args.cp),
         microbatch: count(args.axes.mbs),
+        script: [None; 2],
         global_batch: count(args.gbs),
         decoder: decoder(args.model.path()).map(|decoder| DecoderSizes::of(&decoder.shape)),
     };
-    let Some(Launched { file, recompute, .. }) = launched else {
+    let Some(started) = launched else {
         return read::read_for(&path.to_string(), &text, Some(args.model.path()), known);
     };
-    let text = read_text(PathArg::from(file.clone().into_os_string()), "--from")?;
-    let mut layout = read::read_for(&file.display().to_string(), &text, None, known)?;
-    layout.configuration.recompute = recompute.unwrap_or(layout.configuration.recompute);
+    let file = started.file.display().to_string();
+    let text = read_text(PathArg::from(started.file.clone().into_os_string()), "--from")?;
+    started.check(&file, &text)?;
+    let mut layout = read::read_for(&file, &text, None, Known { script: started.batch, ..known })?;
+    layout.configuration.recompute = started.recompute.unwrap_or(layout.configuration.recompute);
+    layout.seq = layout.seq.or(started.seq);
+    layout.dtype = layout.dtype.or(started.dtype);
     Ok(layout)
 }
 
@@ -465,11 +498,20 @@ fn configuration(args: &Args, words: &Configuration, mut c: Configuration) -> Co
     c
 }
 
-fn find_profile(name: &str) -> Result<Profile, Failure> {
+/// The execution profile of a name, or of a tool's release on the devices of a cluster.
+fn find_profile(name: &str, cluster: &Cluster) -> Result<Profile, Failure> {
     // Its name before it had one.
     let name = if name == "ours" { profile::GANTLINE.name } else { name };
-    let found = PROFILES.iter().find(|profile| profile.name == name).copied();
-    found.or_else(|| profile::of_framework(name)).ok_or_else(|| {
+    let exact = PROFILES.iter().find(|profile| profile.name == name).copied();
+    let tool = name.split('@').next().unwrap_or_default();
+    let is_tool = Tool::TRAINING.into_iter().any(|known| known.name() == tool);
+    if exact.is_none() && is_tool {
+        let target = Target::parse(name)
+            .map_err(|(headline, help)| usage("--profile", headline).help(help))?;
+        let found = target.profile_on(cluster);
+        return found.ok_or_else(|| usage("--profile", format!("no profile of {target}")).into());
+    }
+    exact.or_else(|| profile::of_framework(name)).ok_or_else(|| {
         let names = PROFILES.map(|profile| profile.name).join(", ");
         let headline = format!("there is no execution profile `{name}`");
         usage("--profile", headline).help(format!("use {names}")).into()
@@ -516,7 +558,7 @@ impl Answer {
             "{} on {} x {}: {}\n",
             args.model,
             self.ranks(),
-            args.cluster,
+            args.cluster_name(),
             found.configuration
         );
         text += &format!(
@@ -566,7 +608,7 @@ impl Answer {
         let found = &self.estimate;
         let document = documents::Score {
             model: args.model.to_string(),
-            cluster: args.cluster.to_string(),
+            cluster: args.cluster_name(),
             configuration: found.configuration.to_string(),
             style: self.profile.name.to_owned(),
             ranks: found.configuration.ranks(),

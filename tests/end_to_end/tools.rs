@@ -18,6 +18,9 @@ fn plans_for_tools_are_scored_from_their_files() {
         ("qwen3-30b-a3b", "h100", 64, 256, "torchtitan"),
         ("llama-3-8b", "h100", 16, 64, "torchtitan"),
         ("llama-3-70b", "h100", 128, 256, "torchtitan"),
+        ("llama-3-8b", "h100", 16, 64, "deepspeed"),
+        ("llama-3-70b", "h100", 64, 128, "deepspeed"),
+        ("gpt2-xl", "a100", 8, 64, "deepspeed"),
     ] {
         let at = format!("{model} --cluster {cluster}");
         let seq = if model.starts_with("gpt") { 1024 } else { 4096 };
@@ -32,13 +35,108 @@ fn plans_for_tools_are_scored_from_their_files() {
         let read_at_all = read["left_out"].as_array().is_some();
         assert!(read_at_all && found["executor"]["for_tool"]["measured"].is_string(), "{asked}");
     }
-    // DeepSpeed's files do not say the length of sequences where `score` reads it.
-    let asked = "llama-3-8b --cluster h100 --devices 16 --gbs 64 --seq 4096 --for-tool deepspeed";
-    let found = scratch.json(&format!("plan {asked} --json -o ds"));
-    let line = "score llama-3-8b --cluster h100 --seq 4096 --for-tool deepspeed";
-    let read = scratch.json(&format!("{line} --from ds/run.sh --json"));
-    assert_eq!(found["text"], read["configuration"]);
-    assert_eq!(found["step_time_s"], read["step_time_s"]);
+}
+
+/// A model on its cluster, of which there are files of each tool.
+const CHANGED: &str = "llama-3-8b --cluster h100";
+
+/// Files of a plan of each tool, and copies with one thing changed.
+struct Files(Scratch);
+
+impl Files {
+    fn new(name: &str) -> Files {
+        let scratch = Scratch::new(name);
+        for tool in ["megatron", "deepspeed", "torchtitan"] {
+            let asked = "--devices 16 --gbs 64 --seq 8192";
+            // Tensor parallelism and recomputation are there to be changed.
+            let fixed = if tool == "deepspeed" { "" } else { " --fix tp=2,sp=1,recompute=full" };
+            scratch.answer(&format!("plan {CHANGED} {asked} --for-tool {tool} -o {tool}{fixed}"));
+        }
+        Files(scratch)
+    }
+
+    /// Writes the files of a tool to `changed`, one of them with other texts.
+    fn change(&self, tool: &str, file: &str, changes: &[(&str, &str)]) {
+        let _ = std::fs::remove_dir_all(self.0.0.join("changed"));
+        std::fs::create_dir(self.0.0.join("changed")).expect("a directory");
+        for entry in std::fs::read_dir(self.0.0.join(tool)).expect("it was written").flatten() {
+            let mut text = std::fs::read_to_string(entry.path()).expect("text");
+            for (from, to) in changes.iter().filter(|_| entry.file_name() == file) {
+                assert!(text.contains(from), "{file}: {from}\n{text}");
+                text = text.replacen(from, to, 1);
+            }
+            self.0.write(&format!("changed/{}", entry.file_name().to_string_lossy()), &text);
+        }
+    }
+
+    fn score(&self, from: &str) -> std::process::Output {
+        self.0.run(&format!("score {CHANGED} --from {from}/run.sh --json"))
+    }
+
+    fn seconds(&self, from: &str) -> f64 {
+        // A changed plan need not fit.
+        let output = self.score(from);
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        answer["step_time_s"].as_f64().expect("seconds")
+    }
+}
+
+/// A file with something changed on which the step depends takes longer.
+#[test]
+fn changed_files_of_tools_are_priced() {
+    let files = Files::new("for-tools-changed");
+    let unfused = ("--swiglu", "--swiglu --attention-backend unfused");
+    let serial =
+        [("--overlap-grad-reduce", "--log-progress"), ("--overlap-param-gather", "--log-progress")];
+    let late = ("\"stage\"", "\"overlap_comm\": false, \"stage\"");
+    for (tool, file, changes) in [
+        ("megatron", "run.sh", &[unfused][..]),
+        ("megatron", "run.sh", &serial),
+        ("deepspeed", "ds_config.json", &[late]),
+        ("torchtitan", "train.toml", &[("enable = true", "enable = false")]),
+    ] {
+        files.change(tool, file, changes);
+        let [whole, other] = [tool, "changed"].map(|from| files.seconds(from));
+        assert!(other > 1.0001 * whole, "{tool}: {changes:?}: {whole} s, then {other} s");
+    }
+    // What is written twice is named, and the last counts, as for argparse.
+    files.change("megatron", "run.sh", &[("--seq-length", "--seq-length 4096 --seq-length")]);
+    let page = files.0.answer(&format!("score {CHANGED} --from changed/run.sh"));
+    assert!(page.contains("`--seq-length` is `4096` and then `8192`"), "{page}");
+}
+
+/// Files for other models, with flags at which the tool stops, or of another tool are refused.
+#[test]
+fn files_that_do_not_start_are_refused() {
+    let files = Files::new("for-tools-wrong");
+    let none = "--log-progress";
+    let fp16 = ("\"bf16\"", "\"fp16\": {\"enabled\": true}, \"bf16\"");
+    let micro = ("--per_device_train_batch_size ", "--per_device_train_batch_size 1");
+    let untied = ("--untie-embeddings-and-output-weights", none);
+    let overlap = ("--overlap-grad-reduce", none);
+    for (tool, file, change, said) in [
+        ("megatron", "run.sh", ("--kv-channels 128", "--kv-channels 64"), "`--kv-channels` is 64"),
+        ("megatron", "run.sh", ("--vocab-size 1", "--vocab-size 9"), "MODEL has 128256"),
+        ("megatron", "run.sh", ("--swiglu", none), "`--swiglu` is not there"),
+        ("megatron", "run.sh", untied, "a head with a weight of its own"),
+        ("megatron", "run.sh", ("--bf16", "--bf16 --fp16"), "are both there"),
+        ("megatron", "run.sh", ("--recompute-method", none), "no method is there"),
+        ("megatron", "run.sh", ("--sequence-parallel", none), "`--tp-comm-overlap`"),
+        ("megatron", "run.sh", overlap, "write both, or neither"),
+        ("torchtitan", "train.toml", ("\"8B\"", "\"70B\""), "MODEL has other sizes"),
+        ("torchtitan", "train.toml", ("_size = 64", "_size = 65"), "write a multiple"),
+        ("deepspeed", "ds_config.json", fp16, "both enabled"),
+        ("deepspeed", "run.sh", micro, "write the same number in both"),
+    ] {
+        files.change(tool, file, &[change]);
+        let output = files.score("changed");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.contains(said), "{tool} {change:?}: {errors}");
+    }
+    let other = format!("score {CHANGED} --from deepspeed/run.sh --for-tool megatron");
+    let output = files.0.run(&other);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("a file of DeepSpeed"), "{errors}");
 }
 
 /// How experts are sliced over tensor-parallel ranks is in the files of tools, and is read from

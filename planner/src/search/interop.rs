@@ -114,6 +114,11 @@ fn megatron(c: &Configuration, purpose: Use) -> String {
     flag(stages_inside(c), "--use-tp-pp-dp-mapping");
     flag(is_moved, "--optimizer-cpu-offload");
     flag(is_moved, "--use-precision-aware-optimizer");
+    // What the execution profile assumes: without these flags a step takes longer than predicted.
+    flag(true, "--overlap-grad-reduce");
+    flag(c.zero.stage > 0, "--overlap-param-gather");
+    flag(true, "--grad-reduce-in-bf16");
+    flag(c.tp > 1 && c.sequence_parallel, "--tp-comm-overlap");
     flags.join(" \\\n") + "\n"
 }
 
@@ -171,7 +176,9 @@ fn deepspeed(c: &Configuration, purpose: Use) -> String {
         format!("  \"gradient_accumulation_steps\": {count}"),
         "  \"bf16\": {\"enabled\": true}".to_owned(),
     ];
-    let Offload { optimizer, parameters, activations } = c.offload;
+    // Activations are moved by trainers that call DeepSpeed's checkpointing themselves: a rule of
+    // the tool refuses them.
+    let Offload { optimizer, parameters, activations: _ } = c.offload;
     let mut zero = format!("  \"zero_optimization\": {{\"stage\": {}", c.zero.stage);
     if optimizer != Place::Device {
         zero += &format!(", \"offload_optimizer\": {{\"device\": {}}}", device(optimizer));
@@ -180,9 +187,6 @@ fn deepspeed(c: &Configuration, purpose: Use) -> String {
         zero += &format!(", \"offload_param\": {{\"device\": {}}}", device(parameters));
     }
     lines.push(zero + "}");
-    if activations != Place::Device {
-        lines.push("  \"activation_checkpointing\": {\"cpu_checkpointing\": true}".to_owned());
-    }
     if c.tp > 1 {
         lines.push(format!("  \"tensor_parallel\": {{\"autotp_size\": {}}}", c.tp));
     }

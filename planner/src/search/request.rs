@@ -20,7 +20,7 @@ use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
 use crate::limits::cause::Cause;
 use crate::limits::{Decision, Limits, memory_setting};
-use crate::tools::{Sizes, Target};
+use crate::tools::{Form, Sizes, Target};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
@@ -278,6 +278,12 @@ fn nothing_left(question: &SearchRequest<'_>) -> Diagnostic {
     numbers.sort_unstable();
     numbers.dedup();
     let cause = Cause::of(limits, &numbers, leaves_some);
+    if let Some(refused) =
+        refused_by_tool(limits, &cause, domain(*global_batch, limits.clone()).sizes)
+        && leaves_some(&limits.clone().for_tool(None))
+    {
+        return refused;
+    }
     let nothing = format!("no configuration of {devices} devices and {global_batch} samples");
     let told = cause.told(&nothing);
     let diagnostic = told.unwrap_or_else(|| {
@@ -292,6 +298,19 @@ fn nothing_left(question: &SearchRequest<'_>) -> Diagnostic {
         .help(help)
         .note("dp · tp · cp · pp is the number of devices, dp · mbs divides the batch")
         .note("tp divides the heads, ep the experts, and no stage is without a layer")
+}
+
+/// The diagnostic of what is fixed and the tool that is planned for cannot express.
+fn refused_by_tool(limits: &Limits, cause: &Cause, sizes: Sizes) -> Option<Diagnostic> {
+    let target = limits.target()?;
+    let lost = target.refusals(&limits.named(), sizes, Form::Launch);
+    if lost.is_empty() {
+        return None;
+    }
+    let fixed: Vec<String> = cause.limits.iter().map(|limit| format!("`{limit}`")).collect();
+    let headline = format!("`{target}` cannot express {}: {}", fixed.join(", "), lost.join(", "));
+    let help = "leave one of them out, or plan without `--for-tool`";
+    Some(Diagnostic::error("E3203", Span::of("--for-tool"), headline).help(help))
 }
 
 /// A search that ended before it had seen anything that fits: nothing is known.

@@ -58,6 +58,10 @@ pub(super) fn write(
         let help = "write the plan with `-o FILE.plan`, and `gantline export FILE.plan --to TOOL`";
         usage("--output", headline).help(help)
     })?;
+    if folder.is_file() {
+        let headline = format!("`{}` is a file, and several are written", folder.display());
+        return Err(usage("--output", headline).help("name a directory: `-o DIR`").into());
+    }
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("write", folder))?;
     for file in written {
         let path = folder.join(file.name);

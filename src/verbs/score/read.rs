@@ -18,9 +18,11 @@ use std::path::Path;
 use ir::import::nearest;
 use ir::lora::Lora;
 use ir::{Diagnostic, Span};
+use planner::cluster::Cluster;
 use planner::configuration::{Configuration, WORDS};
 use planner::estimate::profile::{self, Exchange, ExpertPlacement, GANTLINE, PROFILES, Profile};
 use planner::estimate::workload::Shape;
+use planner::tools::{Target, Tool};
 use serde_json::Value as Json;
 
 pub use self::launched::{Launched, launched};
@@ -46,6 +48,9 @@ pub struct Known {
     pub cp: Option<u32>,
     /// Samples of a micro-batch, if flags say how many.
     pub microbatch: Option<u32>,
+    /// Samples of a micro-batch and micro-batches of a step, if the script that names the file says
+    /// how many.
+    pub script: [Option<u32>; 2],
     /// Samples of a step, if flags say how many.
     pub global_batch: Option<u32>,
     /// The sizes of the model, where it is a decoder.
@@ -63,6 +68,16 @@ pub struct DecoderSizes {
     pub kv_heads: u32,
     /// Elements inside the feed-forward layers.
     pub ffn: u32,
+    /// Layers.
+    pub layers: u32,
+    /// Elements of a head; 0 where its parts differ (low-rank attention).
+    pub head_dim: u32,
+    /// Tokens that the model knows.
+    pub vocab: u32,
+    /// Whether the feed-forward layers are gated.
+    pub is_gated: bool,
+    /// Whether the head's weight is the embedding's.
+    pub is_tied: bool,
     /// Experts of a layer.
     pub experts: u32,
     /// Experts of a token.
@@ -72,10 +87,24 @@ pub struct DecoderSizes {
 impl DecoderSizes {
     /// Those of a shape.
     pub fn of(shape: &Shape) -> DecoderSizes {
-        let Shape { hidden, heads, kv_heads, ffn, .. } = *shape;
+        let Shape { hidden, heads, kv_heads, ffn, layers, vocab, .. } = *shape;
+        let (is_gated, is_tied) = (shape.gated, shape.tied);
+        let head_dim = if shape.low_rank.is_none() { shape.head_dim } else { 0 };
         let routed = shape.routed.map(|routed| [routed.experts, routed.top_k]);
         let [experts, top_k] = routed.unwrap_or([0, 0]);
-        DecoderSizes { hidden, heads, kv_heads, ffn, experts, top_k }
+        DecoderSizes {
+            hidden,
+            heads,
+            kv_heads,
+            ffn,
+            layers,
+            head_dim,
+            vocab,
+            is_gated,
+            is_tied,
+            experts,
+            top_k,
+        }
     }
 }
 
@@ -106,6 +135,8 @@ pub struct Layout {
     pub overlap: Option<Overlap>,
     /// The name of the execution profile, where the file says more than the tool does.
     pub executor: Option<&'static str>,
+    /// What it says of the executor beside, as `--assume` states it.
+    pub facts: Vec<String>,
 }
 
 /// Which collectives of data parallelism run beside computation.
@@ -125,6 +156,7 @@ impl Layout {
     /// A configuration of which nothing else is said.
     pub fn of(configuration: Configuration) -> Layout {
         let (global_batch, seq, dtype, model, lora, left_out, notes) = Default::default();
+        let facts = Vec::new();
         let (tool, overlap, executor, is_plan) = ("gantline", None, None, false);
         Layout {
             tool,
@@ -139,6 +171,7 @@ impl Layout {
             notes,
             overlap,
             executor,
+            facts,
         }
     }
 
@@ -158,12 +191,22 @@ impl Layout {
         Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
     }
 
-    /// The execution profile of the tool that reads such files, where it is another's.
-    pub fn profile(&self) -> Option<Profile> {
-        let profile = match self.tool {
-            "megatron" => profile::of_framework("megatron-core"),
-            tool => profile::of_framework(self.executor.unwrap_or(tool)),
-        }?;
+    /// The tool that reads such files, where it trains.
+    pub fn trainer(&self) -> Option<Tool> {
+        Tool::TRAINING.into_iter().find(|tool| tool.name() == self.tool)
+    }
+
+    /// The execution profile of the tool that reads such files, where it is another's, on the
+    /// devices of a cluster: that of a release, or of the newest one.
+    pub fn profile_on(&self, cluster: &Cluster, release: Option<Target>) -> Option<Profile> {
+        // A release has a profile of its own, but for a model that is not compiled.
+        let counts = |name: &&str| release.is_none() || name.ends_with("eager");
+        let said = self.executor.filter(counts).and_then(profile::of_framework);
+        let usual = || {
+            let target = release.or_else(|| self.trainer().map(Target::newest))?;
+            target.profile_on(cluster)
+        };
+        let profile = said.or_else(usual)?;
         let when = |overlaps| if overlaps { Exchange::Overlapped } else { Exchange::AtEnd };
         Some(match self.overlap {
             Some(Overlap { gradients, weights, tensor, in_half }) => Profile {

@@ -61,7 +61,7 @@ pub fn files(launch: &Launch<'_>) -> Result<Vec<File>, String> {
     match target.tool() {
         Tool::Megatron => Ok(vec![file(SCRIPT, megatron_script(launch)?)]),
         Tool::DeepSpeed => Ok(vec![
-            file(DEEPSPEED_FILE, deepspeed(c, purpose)),
+            file(DEEPSPEED_FILE, deepspeed_file(c, purpose)),
             file(SCRIPT, deepspeed_script(launch)),
         ]),
         Tool::Torchtitan => Ok(vec![
@@ -263,7 +263,7 @@ fn router_flags(decoder: &Decoder) -> Vec<String> {
     flags
 }
 
-/// What the execution profile assumes of Megatron-Core.
+/// What the execution profile assumes of Megatron-Core's kernels.
 fn execution_flags(c: &Configuration, decoder: &Decoder) -> Vec<String> {
     let mut flags = Vec::new();
     let mut flag = |is: bool, text: &str| {
@@ -272,12 +272,8 @@ fn execution_flags(c: &Configuration, decoder: &Decoder) -> Vec<String> {
         }
     };
     let is_fsdp = c.zero.stage > 1;
-    flag(true, "--overlap-grad-reduce");
-    flag(c.zero.stage > 0, "--overlap-param-gather");
-    flag(true, "--grad-reduce-in-bf16");
     flag(true, "--cross-entropy-loss-fusion");
     flag(is_fsdp, "--no-gradient-accumulation-fusion");
-    flag(c.tp > 1 && c.sequence_parallel, "--tp-comm-overlap");
     if decoder.shape.routed.is_some() {
         if c.ep > 1 {
             flag(true, "--moe-token-dispatcher-type flex");
@@ -289,17 +285,25 @@ fn execution_flags(c: &Configuration, decoder: &Decoder) -> Vec<String> {
     flags
 }
 
+/// The configuration without the batch of a step, which follows from the micro-batch, accumulation
+/// and ranks: transformers' Trainer counts all ranks as data-parallel, and refuses another product.
+fn deepspeed_file(c: &Configuration, purpose: Use) -> String {
+    let is_batch = |line: &&str| line.contains("\"train_batch_size\"");
+    deepspeed(c, purpose).lines().filter(|line| !is_batch(line)).map(|l| format!("{l}\n")).collect()
+}
+
 fn deepspeed_script(launch: &Launch<'_>) -> String {
     let (c, Use { global_batch, seq, .. }) = (launch.configuration, launch.purpose);
     let needs = "TRAINER is a script that takes the arguments of transformers' Trainer, such as\n\
                  # run_clm.py; ARGUMENTS are those of the model and the data.";
     let mut text = head(launch, needs);
     let steps = global_batch / c.dp / c.microbatch;
+    text += &torchrun(launch);
     text += &format!(
-        "deepspeed --num_nodes {} --num_gpus {} \"$TRAINER\" ${{ARGUMENTS:-}} \\\n  \
+        "\"$TRAINER\" ${{ARGUMENTS:-}} \\\n  \
          --deepspeed {DEEPSPEED_FILE} --bf16 --block_size {seq} \\\n  \
          --per_device_train_batch_size {} --gradient_accumulation_steps {steps}",
-        launch.nodes, launch.per_node, c.microbatch
+        c.microbatch
     );
     if c.recompute == Recompute::Full {
         text += " \\\n  --gradient_checkpointing";
@@ -309,10 +313,10 @@ fn deepspeed_script(launch: &Launch<'_>) -> String {
 
 /// A model of torchtitan: its name and flavor; layers, hidden elements, heads, heads of keys,
 /// elements inside the feed-forward layers, or inside an expert where all are routed, and experts.
-type Flavor = (&'static str, &'static str, [u32; 6]);
+pub type Flavor = (&'static str, &'static str, [u32; 6]);
 
 /// torchtitan 0.2.1, torchtitan/models/*/__init__.py.
-const FLAVORS: [Flavor; 12] = [
+pub const FLAVORS: [Flavor; 12] = [
     ("llama3", "8B", [32, 4096, 32, 8, 14_336, 0]),
     ("llama3", "70B", [80, 8192, 64, 8, 28_672, 0]),
     ("llama3", "405B", [126, 16_384, 128, 8, 53_248, 0]),

@@ -25,8 +25,11 @@ pub(super) const IDLE: &[&str] = &[
 
 /// Names of the batch: of a step, and of a rank at once; and how often that is.
 const BATCH: &str = "train_batch_size";
-const MICRO: &str = "train_micro_batch_size_per_gpu";
-const STEPS: &str = "gradient_accumulation_steps";
+pub(super) const MICRO: &str = "train_micro_batch_size_per_gpu";
+pub(super) const STEPS: &str = "gradient_accumulation_steps";
+/// Arguments of transformers' Trainer that say the last two.
+pub(super) const ARGUMENTS: [&str; 2] =
+    ["--per_device_train_batch_size", "--gradient_accumulation_steps"];
 
 pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     // What transformers fills in from its own arguments.
@@ -44,24 +47,65 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if said.is("activation_checkpointing.cpu_checkpointing") {
         c.offload.activations = Place::Host;
     }
-    let dtype = said.is("bf16.enabled").then_some(Precision::Of(DType::BF16));
+    let dtype = element_type(&mut said);
+    let facts = facts(&mut said);
     let batch = batch(&mut said, known, &autos, &mut c);
     let layout = said.layout("deepspeed", c, [batch, None])?;
-    Ok(Layout { dtype, ..layout })
+    Ok(Layout { dtype, facts, ..layout })
+}
+
+/// The type of products: one of two, of which DeepSpeed takes one.
+fn element_type(said: &mut Said) -> Option<Precision> {
+    match ["bf16.enabled", "fp16.enabled"].map(|name| said.is(name)) {
+        [false, false] => None,
+        [true, false] => Some(Precision::Of(DType::BF16)),
+        [false, true] => Some(Precision::Of(DType::F16)),
+        [true, true] => {
+            let headline = "`bf16` and `fp16` are both enabled".to_owned();
+            said.refuse("fp16.enabled", headline, "enable one of them");
+            None
+        }
+    }
+}
+
+/// What it says of the executor: when gradients are reduced, and which optimizer there is.
+fn facts(said: &mut Said) -> Vec<String> {
+    let mut facts = Vec::new();
+    let name = "zero_optimization.overlap_comm";
+    if said.text(name).is_some() {
+        let word = if said.is(name) { "yes" } else { "no" };
+        facts.push(format!("overlap-gradients={word}"));
+    }
+    let Some(written) = said.text("optimizer.type") else { return facts };
+    // Names are compared without their case: those of DeepSpeed's engine, and of torch.optim.
+    match written.to_ascii_lowercase().as_str() {
+        "adam" | "adamw" | "fusedadam" | "cpuadam" | "torch_adam" => {}
+        "muon" => facts.push("optimizer=muon".to_owned()),
+        "adafactor" => facts.push("optimizer=adafactor".to_owned()),
+        "sgd" => facts.push("optimizer=sgd-momentum".to_owned()),
+        _ => said.notes.push(format!("`optimizer.type` is `{written}`, and is priced as AdamW")),
+    }
+    facts
 }
 
 /// Samples of a step, if that is known. Two of batch, micro-batch and accumulation give the third,
 /// and all three the ranks; what flags say counts in the place of the file.
 fn batch(said: &mut Said, known: Known, autos: &[String], c: &mut Configuration) -> Option<u32> {
-    let in_file = [BATCH, MICRO, STEPS].map(|name| said.size(name));
-    let flags = [(BATCH, "--gbs", known.global_batch), (MICRO, "--mbs", known.microbatch)];
+    let mut in_file = [BATCH, MICRO, STEPS].map(|name| said.size(name));
+    let [own, steps] = known.script;
+    in_file[2] = in_file[2].or(steps);
+    let micro = match known.microbatch {
+        None => (MICRO, ARGUMENTS[0], own),
+        flag => (MICRO, "--mbs", flag),
+    };
+    let flags = [(BATCH, "--gbs", known.global_batch), micro];
     for (name, flag, value) in flags {
         if let (true, Some(value)) = (autos.iter().any(|auto| auto == name), value) {
             said.notes.push(format!("`{name}` is `auto`: `{flag} {value}` is taken"));
         }
     }
     let batch = known.global_batch.or(in_file[0]);
-    let micro = known.microbatch.or(in_file[1]);
+    let micro = known.microbatch.or(own).or(in_file[1]);
     let there = match (data_parallel(said, known, c), batch, micro, in_file[2]) {
         (None, Some(batch), Some(micro), Some(steps)) => {
             let at_once = micro.saturating_mul(steps);

@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use ir::{DType, Diagnostic, Span};
 use planner::configuration::Recompute;
 
+use super::deepspeed::{ARGUMENTS, MICRO, STEPS};
 use super::said::Word;
 use super::script;
+use crate::job::Precision;
 
 /// A script that starts a trainer on the configuration in another file.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +19,39 @@ pub struct Launched {
     pub devices: Option<u32>,
     /// What the trainer recomputes, if it says so.
     pub recompute: Option<Recompute>,
+    /// Tokens of a sample, if it says so.
+    pub seq: Option<u32>,
+    /// Samples of a micro-batch, and micro-batches of a step, if it says so.
+    pub batch: [Option<u32>; 2],
+    /// The element type, if it says so.
+    pub dtype: Option<Precision>,
+}
+
+/// Arguments of trainers that cut texts to samples.
+const LENGTHS: [&str; 5] =
+    ["--block_size", "--max_length", "--max_seq_length", "--model_max_length", "--seq_length"];
+
+impl Launched {
+    /// Refuses a configuration of another batch than the trainer is told, which stops where they
+    /// differ.
+    ///
+    /// # Errors
+    /// `E5016` at the file.
+    pub fn check(&self, source: &str, text: &str) -> Result<(), Diagnostic> {
+        let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        for ((name, argument), own) in [MICRO, STEPS].into_iter().zip(ARGUMENTS).zip(self.batch) {
+            let there = json[name].as_u64();
+            if let (Some(own), Some(there)) = (own, there)
+                && u64::from(own) != there
+            {
+                let headline =
+                    format!("`{name}` is {there}, and the script has `{argument} {own}`");
+                let wrong = Diagnostic::error("E5016", Span::of(source), headline);
+                return Err(wrong.help("write the same number in both, or `auto` here"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a script starts, where that is DeepSpeed or torchtitan: their configuration is a file.
@@ -33,10 +69,19 @@ pub fn launched(script: &Path, text: &str) -> Option<Launched> {
     let is_checkpointed = flags.iter().rfind(|word| word.name == "--gradient_checkpointing");
     let is_off =
         |word: &Word| word.value.as_str().is_some_and(|on| on.eq_ignore_ascii_case("false"));
+    let is_on = |name: &str| {
+        let word = flags.iter().rfind(|word| word.name == name);
+        word.is_some_and(|word| !is_off(word))
+    };
+    let dtype = [("--bf16", DType::BF16), ("--fp16", DType::F16)].into_iter();
+    let dtype = dtype.filter(|(name, _)| is_on(name)).map(|(_, dtype)| Precision::Of(dtype)).next();
     Some(Launched {
         file: script.parent().map_or_else(|| PathBuf::from(&file), |folder| folder.join(&file)),
         devices: each.map(|each| each.saturating_mul(nodes)),
         recompute: is_checkpointed.filter(|word| !is_off(word)).map(|_| Recompute::Full),
+        seq: number(&LENGTHS),
+        batch: ARGUMENTS.map(|name| number(&[name])),
+        dtype,
     })
 }
 
@@ -131,7 +176,8 @@ mod tests {
                 let text = files.iter().find(named).map_or(script, |file| &file.text);
                 let devices = launched.as_ref().and_then(|started| started.devices);
                 let shape = Some(DecoderSizes::of(&shape));
-                let known = Known { layers, devices, decoder: shape, ..Known::default() };
+                let script = launched.as_ref().map_or([None; 2], |started| started.batch);
+                let known = Known { layers, devices, script, decoder: shape, ..Known::default() };
                 let name = if tool == "torchtitan" { "train.toml" } else { "file" };
                 let layout = read(name, text, known);
                 let mut layout =

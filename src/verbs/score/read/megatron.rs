@@ -1,11 +1,12 @@
 //! Flags of Megatron-LM in a script.
 
-use ir::{Axis, Diagnostic};
+use ir::{Axis, DType, Diagnostic};
 use planner::configuration::{Configuration, Place, Recompute};
 use planner::estimate::profile::ExpertPlacement;
 
 use super::said::Said;
 use super::{DecoderSizes, Known, Layout, Overlap, data_parallel_ranks};
+use crate::job::Precision;
 
 /// What flags begin with of which no step's time or memory depends: what is learnt and how fast,
 /// files, logs, and how processes find each other.
@@ -45,7 +46,6 @@ pub(super) const IDLE: &[&str] = &[
     "--train-samples",
     "--use-checkpoint-",
     "--vocab-file",
-    "--vocab-size",
     "--wandb-",
     "--weight-decay",
 ];
@@ -93,6 +93,8 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     }
     check_layers(&mut said, known.layers);
     check_decoder(&mut said, known.decoder);
+    check_kinds(&mut said, known.decoder);
+    let facts = attention(&mut said);
     read_experts(&mut said, &mut c, known.decoder);
     let overlap = Overlap {
         gradients: said.has("--overlap-grad-reduce"),
@@ -100,13 +102,12 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
         tensor: said.has("--tp-comm-overlap"),
         in_half: said.has("--grad-reduce-in-bf16"),
     };
-    if said.has("--fp16") {
-        said.notes.push("`--fp16` is priced as bf16, which takes as long".to_owned());
-    }
+    let dtype = element_type(&mut said);
     // Says how, or follows from the rest.
     for name in ASSUMED {
         said.has(name);
     }
+    check_together(&mut said, &c);
     let nodes = said.size("--nnodes").unwrap_or(1);
     let each = said.size("--nproc_per_node").or_else(|| said.size("--nproc-per-node"));
     let devices = known.devices.or_else(|| Some(each?.saturating_mul(nodes)));
@@ -124,7 +125,108 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     let batch = said.size("--global-batch-size");
     let seq = said.size("--seq-length");
     let layout = said.layout("megatron", c, [batch, seq])?;
-    Ok(Layout { overlap: Some(overlap), ..layout })
+    Ok(Layout { overlap: Some(overlap), dtype, facts, ..layout })
+}
+
+/// The type of products: one of two, of which Megatron-LM takes one.
+fn element_type(said: &mut Said) -> Option<Precision> {
+    match ["--bf16", "--fp16"].map(|name| said.has(name)) {
+        [false, false] => None,
+        [true, false] => Some(Precision::Of(DType::BF16)),
+        [false, true] => Some(Precision::Of(DType::F16)),
+        [true, true] => {
+            let headline = "`--bf16` and `--fp16` are both there".to_owned();
+            said.refuse("--fp16", headline, "leave one of them out");
+            None
+        }
+    }
+}
+
+/// How attention is computed, where that is not left to Transformer Engine, which fuses it.
+fn attention(said: &mut Said) -> Vec<String> {
+    let words = [
+        ("auto", None),
+        ("flash", None),
+        ("fused", None),
+        ("unfused", Some("attention=fused-softmax")),
+        ("local", Some("attention=fused-softmax")),
+    ];
+    let word = said.choice("--attention-backend", &words).flatten();
+    word.map(str::to_owned).into_iter().collect()
+}
+
+/// Refuses flags at which Megatron-LM stops. Source: `validate_args` of
+/// `megatron/training/arguments.py` and `TransformerConfig`, at
+/// 000c4ac24f61159c138b0975def722c65245983c.
+fn check_together(said: &mut Said, c: &Configuration) {
+    let is_sharded = said.has("--use-distributed-optimizer") || said.has("--use-megatron-fsdp");
+    let granularity = said.text("--recompute-granularity").unwrap_or_default();
+    let has_method = said.has("--recompute-method");
+    let mut refuse = |name: &str, is_wrong: bool, what: &str, help: &str| {
+        if said.has(name) && is_wrong {
+            said.refuse(name, format!("`{name}` {what}"), help);
+        }
+    };
+    refuse(
+        "--recompute-granularity",
+        granularity == "full" && !has_method,
+        "is `full`, and no method is there",
+        "write `--recompute-method uniform` or `block`",
+    );
+    refuse(
+        "--recompute-method",
+        granularity == "selective",
+        "is there, and what is recomputed is selective",
+        "leave it out, or write `--recompute-granularity full`",
+    );
+    refuse(
+        "--tp-comm-overlap",
+        !c.sequence_parallel,
+        "is there without sequence parallelism",
+        "write `--sequence-parallel`, or leave it out",
+    );
+    refuse(
+        "--overlap-param-gather",
+        !is_sharded,
+        "is there without the distributed optimizer",
+        "write `--use-distributed-optimizer`, or leave it out",
+    );
+    let has_overlap = said.has("--overlap-grad-reduce");
+    if said.has("--overlap-param-gather") && !has_overlap {
+        let headline = "`--overlap-param-gather` is there without `--overlap-grad-reduce`";
+        said.refuse("--overlap-param-gather", headline.to_owned(), "write both, or neither");
+    }
+}
+
+/// Refuses a script that names a model's sizes, and kinds of layers that MODEL has not.
+fn check_kinds(said: &mut Said, decoder: Option<DecoderSizes>) {
+    let Some(own) = decoder.filter(|_| said.has("--hidden-size")) else { return };
+    let help = "name the model that the script trains";
+    let kinds = [
+        ("--swiglu", own.is_gated, "gated feed-forward layers"),
+        ("--untie-embeddings-and-output-weights", !own.is_tied, "a head with a weight of its own"),
+    ];
+    for (name, is_there, what) in kinds {
+        let headline = match (said.has(name), is_there) {
+            (true, false) => format!("`{name}` is there, and MODEL does not have {what}"),
+            (false, true) => format!("MODEL has {what}, and `{name}` is not there"),
+            (true, true) | (false, false) => continue,
+        };
+        said.refuse(name, headline, help);
+    }
+    // Its table of words is padded to a multiple of 128 for each tensor-parallel rank.
+    let padded = |words: u32| words.next_multiple_of(128);
+    if let Some(words) = said.size("--vocab-size")
+        && padded(words) != padded(own.vocab)
+        && words.saturating_add(1) != own.vocab
+    {
+        let headline = format!("`--vocab-size` is {words}, and MODEL has {}", own.vocab);
+        said.refuse("--vocab-size", headline, help);
+    }
+    let norm = said.text("--normalization");
+    if own.is_gated && norm.is_some_and(|norm| norm != "RMSNorm") {
+        said.notes.push("`--normalization`: norms are priced as MODEL has them".to_owned());
+    }
 }
 
 /// What is sharded.
@@ -139,11 +241,9 @@ fn zero_stage(said: &mut Said) -> u8 {
 }
 
 /// Flags that follow from others, that MODEL says, or that the execution profile assumes.
-const ASSUMED: [&str; 31] = [
-    "--bf16",
+const ASSUMED: [&str; 25] = [
     "--ckpt-format",
     "--use-precision-aware-optimizer",
-    "--attention-backend",
     "--attention-dropout",
     "--cross-entropy-loss-fusion",
     "--disable-bias-linear",
@@ -151,7 +251,6 @@ const ASSUMED: [&str; 31] = [
     "--qk-layernorm",
     "--group-query-attention",
     "--hidden-dropout",
-    "--kv-channels",
     "--kv-lora-rank",
     "--max-position-embeddings",
     "--mock-data",
@@ -161,14 +260,11 @@ const ASSUMED: [&str; 31] = [
     "--moe-router-pre-softmax",
     "--multi-latent-attention",
     "--no-gradient-accumulation-fusion",
-    "--normalization",
     "--position-embedding-type",
     "--q-lora-rank",
     "--qk-head-dim",
     "--qk-pos-emb-head-dim",
     "--rotary-base",
-    "--swiglu",
-    "--untie-embeddings-and-output-weights",
     "--use-mcore-models",
     "--v-head-dim",
 ];
@@ -179,14 +275,21 @@ fn check_decoder(said: &mut Said, decoder: Option<DecoderSizes>) {
         "--hidden-size",
         "--num-attention-heads",
         "--num-query-groups",
+        "--kv-channels",
         "--ffn-hidden-size",
         "--num-experts",
         "--moe-router-topk",
     ];
     let Some(own) = decoder else { return };
-    let sizes = [own.hidden, own.heads, own.kv_heads, own.ffn, own.experts, own.top_k];
-    // With experts in every layer, the size of others is said or not.
-    let is_open = |name: &str| name == "--ffn-hidden-size" && own.experts > 0;
+    let DecoderSizes { hidden, heads, kv_heads, head_dim, ffn, experts, top_k, .. } = own;
+    let sizes = [hidden, heads, kv_heads, head_dim, ffn, experts, top_k];
+    // With experts in every layer, the size of others is said or not; heads of parts have sizes of
+    // their own.
+    let is_open = |name: &str| match name {
+        "--ffn-hidden-size" => experts > 0,
+        "--kv-channels" => head_dim == 0,
+        _ => false,
+    };
     for (name, size) in names.into_iter().zip(sizes) {
         let Some(written) = said.size(name).filter(|written| *written != size) else { continue };
         if !is_open(name) {

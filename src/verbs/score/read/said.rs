@@ -58,10 +58,14 @@ impl Said {
 
     /// The last word of a name, which counts; all of them are taken.
     fn word(&mut self, name: &str) -> Option<&Word> {
-        self.looked_for.insert(name.to_owned());
-        let mut found = None;
+        let is_new = self.looked_for.insert(name.to_owned());
+        let mut found: Option<&Word> = None;
         for (at, word) in self.words.iter().enumerate().filter(|(_, word)| word.name == name) {
             self.taken[at] = true;
+            if let Some(before) = found.filter(|before| is_new && before.value != word.value) {
+                let [before, word] = [before, word].map(Word::text);
+                self.notes.push(format!("`{name}` is `{before}` and then `{word}`, which counts"));
+            }
             found = Some(word);
         }
         found.filter(|word| !word.value.is_null())

@@ -3,11 +3,12 @@
 use ir::Diagnostic;
 use planner::configuration::{Configuration, Recompute, Schedule, Zero};
 use planner::estimate::profile::ExpertPlacement;
+use planner::search::interop::launch::FLAVORS;
 use planner::tools::torchtitan_chunks;
 
 use super::megatron::leave_out_usual;
 use super::said::Said;
-use super::{Known, Layout, data_parallel_ranks};
+use super::{DecoderSizes, Known, Layout, data_parallel_ranks};
 
 /// What names begin with of which no step's time or memory depends.
 pub(super) const IDLE: &[&str] = &[
@@ -16,8 +17,6 @@ pub(super) const IDLE: &[&str] = &[
     "job.",
     "lr_scheduler.",
     "metrics.",
-    "model.flavor",
-    "model.name",
     "model.tokenizer_path",
     "model.hf_assets_path",
     "optimizer.eps",
@@ -85,6 +84,14 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
         Some(_) => said.size("training.global_batch_size"),
     };
     let seq = said.size("training.seq_len");
+    let at_once = u64::from(local) * u64::from(c.dp);
+    if let Some(batch) = batch.filter(|batch| !u64::from(*batch).is_multiple_of(at_once)) {
+        let name = "training.global_batch_size";
+        let headline =
+            format!("`{name}` is {batch}, no multiple of {local} samples × {} ranks", c.dp);
+        said.refuse(name, headline, format!("write a multiple of {at_once}"));
+    }
+    check_flavor(&mut said, known.decoder);
     c.microbatch = local;
     pipeline(&mut said, known, &mut c);
     let modes =
@@ -116,8 +123,24 @@ fn executor(said: &mut Said) -> Option<&'static str> {
         (None, None) => {
             let note = "`compile.enable` is not said: priced as if the model were compiled";
             said.notes.push(note.to_owned());
-            None
+            Some("torchtitan")
         }
+    }
+}
+
+/// Refuses a file for another model than the one that is asked about.
+fn check_flavor(said: &mut Said, decoder: Option<DecoderSizes>) {
+    let names = ["model.name", "model.flavor"].map(|name| said.text(name));
+    let ([Some(name), Some(flavor)], Some(own)) = (names, decoder) else { return };
+    let known = FLAVORS.iter().find(|known| (known.0, known.1) == (name.as_str(), &flavor));
+    let Some((.., sizes)) = known else {
+        let note = format!("the sizes of {name} {flavor} are not known: it is priced as MODEL");
+        return said.notes.push(note);
+    };
+    let same = [own.layers, own.hidden, own.heads, own.kv_heads, own.ffn, own.experts];
+    if *sizes != same {
+        let headline = format!("the file is for {name} {flavor}, and MODEL has other sizes");
+        said.refuse("model.flavor", headline, "name the model that the file trains");
     }
 }
 

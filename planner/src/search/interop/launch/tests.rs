@@ -234,6 +234,24 @@ fn megatron_takes_what_is_written_for_it() {
     }
 }
 
+/// DeepSpeed is started on all nodes by PyTorch's launcher, which needs no file of hosts, and its
+/// configuration leaves the batch of a step to micro-batch, accumulation and ranks: transformers'
+/// Trainer multiplies by all ranks, and stops at another product.
+#[test]
+fn deepspeed_starts_on_many_nodes() {
+    let c: Configuration = "tp=2 cp=2 dp=4 mbs=1 zero=3".parse().unwrap();
+    let purpose = Use { global_batch: 64, seq: 4096, layers: 32 };
+    let target = Target::parse("deepspeed").unwrap();
+    let (decoder, nodes) = (decoder("llama-3-8b").unwrap(), 2);
+    let decoder = Some(&decoder);
+    let launch = Launch { target, configuration: &c, purpose, decoder, nodes, per_node: 8 };
+    let [config, script] = &files(&launch).unwrap()[..] else { panic!("two files") };
+    assert!(script.text.contains("torchrun --nnodes 2 --nproc_per_node 8"), "{}", script.text);
+    let json: serde_json::Value = serde_json::from_str(&config.text).unwrap();
+    assert_eq!(json.get("train_batch_size"), None);
+    assert_eq!(json["gradient_accumulation_steps"], 16);
+}
+
 /// The rules above are no less strict than they say: scripts with one flag changed are refused.
 #[test]
 fn broken_scripts_are_refused() {
