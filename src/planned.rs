@@ -8,6 +8,8 @@ use ir::import::{Description, Model, Options};
 use ir::lora::{Lora, adapt};
 use ir::plan::Prediction;
 use ir::{Diagnostic, Module, Plan, Span, Target};
+use planner::check::check_anywhere;
+use planner::cluster::PRESETS;
 use planner::configuration::Configuration;
 use planner::elaborate::{Name, Purpose, elaborate, name_of};
 
@@ -21,6 +23,15 @@ pub fn is_plan(text: &str) -> bool {
     lines.find(|line| !line.is_empty() && !line.starts_with('#')).is_some_and(|line| {
         line.starts_with("plan ") && line.contains(" on [") && line.contains(" of ")
     })
+}
+
+/// The preset that the text of a plan is for; none for a cluster of the user's own, and for a text
+/// that is none.
+pub fn cluster_of(text: &str) -> Option<&'static str> {
+    let header = text.lines().map(str::trim).find(|line| line.starts_with("plan "))?;
+    let (_, cluster) = header.rsplit_once("] of ")?;
+    let name = cluster.split(' ').next()?;
+    PRESETS.iter().map(|(preset, _)| *preset).find(|preset| *preset == name)
 }
 
 /// What a plan of a name is for, beside the name.
@@ -163,6 +174,12 @@ pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failur
             format!("the plan is for `{}`, and `{}` is asked about", plan.model, built.name);
         let help = format!("name `{}`, or plan again", plan.model);
         return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
+    }
+    let wrong = check_anywhere(&module, LOSS, &plan);
+    if !wrong.is_empty() {
+        let help = "mend that in the file, or plan again: `gantline plan … -o FILE.plan`";
+        let place = |one: Diagnostic| Diagnostic { span: Span::of(path), ..one }.help(help);
+        return Err(wrong.into_iter().map(place).collect::<Vec<_>>().into());
     }
     let name = name_of(&module, LOSS, &plan)?;
     Ok(Read { plan, name, model: built })

@@ -29,6 +29,16 @@ const DIAGNOSTICS_MAX: usize = 20;
 pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     check_mesh(plan, cluster, &mut found);
+    if found.is_empty() {
+        return check_anywhere(module, entry, plan);
+    }
+    found
+}
+
+/// What is illegal about a plan for an entry of a prepared module, whatever the cluster is: as
+/// [`check`], of any number of devices.
+pub fn check_anywhere(module: &Module, entry: &str, plan: &Plan) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
     check_stages(module, entry, plan, &mut found);
     check_batch(plan, &mut found);
     check_groups(plan, &mut found);

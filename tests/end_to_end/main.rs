@@ -67,6 +67,7 @@ mod passes;
 mod paths;
 mod plans;
 mod precision;
+mod printed;
 mod processes;
 mod quantised;
 mod readme;

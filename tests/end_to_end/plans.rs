@@ -96,8 +96,20 @@ fn every_command_reads_the_text_of_a_plan() {
     let whole = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
     let changed: Vec<&str> = whole.lines().filter(|line| !line.contains("%d.wq:")).collect();
     scratch.write("changed.plan", &changed.join("\n"));
-    let changed = errors("export changed.plan --to megatron --lossy", 6);
-    assert!(changed.contains("decisions of the plan"), "{changed}");
+    for line in [
+        "export changed.plan --to megatron --lossy".to_owned(),
+        format!("score {on} --from changed.plan"),
+    ] {
+        let changed = errors(&line, 6);
+        assert!(changed.contains("E3306") && changed.contains("gradient of `%wq`"), "{changed}");
+    }
+    // One call keeps nothing, which no name says.
+    let kept =
+        whole.replacen("layer block keep full\n", "layer block keep full\n    keep none 1..2\n", 1);
+    assert_ne!(kept, whole);
+    scratch.write("kept.plan", &kept);
+    let kept = errors("export kept.plan --to megatron --lossy", 6);
+    assert!(kept.contains("decisions of the plan"), "{kept}");
     scratch.write("later.plan", &whole.replacen("plan 2 ", "plan 3 ", 1));
     let later = errors(&format!("score {on} --from later.plan"), 6);
     assert!(later.contains("E1023") && later.contains("version 3"), "{later}");
