@@ -11,6 +11,7 @@
 //! Settings are in TOML since its floating-point numbers read back to the bit. Every checkpoint has
 //! them too: where the file is lost, they are those of the newest one.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -32,6 +33,7 @@ use crate::argument::PathArg;
 use crate::failure::{Failure, draw, usage};
 use crate::job::{self, Limited};
 use crate::output;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 
 /// The settings of a run, in its directory.
 pub const SETTINGS: &str = "run.toml";
@@ -264,6 +266,11 @@ impl Settings {
     }
 }
 
+/// Reads the MODEL argument of verbs that take the directory of a run too.
+pub fn model_argument() -> impl TypedValueParser<Value = PathArg> {
+    OsStringValueParser::new().try_map(Run::model_argument)
+}
+
 /// The directory of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -279,6 +286,27 @@ impl Run {
     /// Whether a path is the directory of a run.
     pub fn is_at(path: &Path) -> bool {
         path.join(SETTINGS).is_file() || path.join(CHECKPOINTS).is_dir()
+    }
+
+    /// The MODEL that an argument means: the model that a run's settings name, where it is the
+    /// directory of a run that keeps no description of its own.
+    ///
+    /// # Errors
+    /// Those of [`Run::open`], in words.
+    fn model_argument(argument: OsString) -> Result<PathArg, String> {
+        let argument = PathArg::from(argument);
+        let path = argument.path();
+        let is_kept = ["model/config.json", "model/model.graph"];
+        if !Run::is_at(path) || is_kept.iter().any(|name| path.join(name).is_file()) {
+            return Ok(argument);
+        }
+        match Run::open(path) {
+            Ok((_, settings)) => Ok(settings.model),
+            Err(Failure::World(error)) => Err(error.to_string()),
+            Err(Failure::Input(wrong)) => {
+                Err(wrong.into_iter().map(|one| one.headline).collect::<Vec<_>>().join("; "))
+            }
+        }
     }
 
     /// The description of a model: that of a run where one is there.

@@ -190,6 +190,13 @@ impl Power {
         Power { busy_w: known.clone(), idle_w: known }
     }
 
+    /// The limit of a board by its datasheet, whatever the device does.
+    pub fn of_board(watts: f64) -> Power {
+        let source = "the board's limit in the datasheet".to_owned();
+        let known = Known { value: watts, origin: Origin::Datasheet, source };
+        Power { busy_w: known.clone(), idle_w: known }
+    }
+
     /// Joules that a device draws in `seconds`, for `busy_s` of which it computes:
     /// `idle_w · seconds + (busy_w - idle_w) · busy_s`.
     pub fn joules(&self, seconds: f64, busy_s: f64) -> f64 {

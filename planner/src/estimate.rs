@@ -15,6 +15,7 @@ pub mod chosen;
 pub mod cut;
 pub mod described;
 mod devices;
+pub use devices::board_power;
 mod experts;
 mod collective;
 pub mod group;

@@ -48,8 +48,17 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         // What the plan is for, unless something else is said.
         archs.extend(plan.target.and_then(Target::arch));
     }
-    let asked =
+    let mut asked =
         given.as_ref().map_or_else(|| args.asked.clone(), |(_, plan)| args.asked.about(plan));
+    if given.is_some()
+        && let Some(cluster) = asked.gpus()?
+    {
+        // Programs of a plan are made of its text, for the architecture of these devices.
+        if args.arch.is_empty() {
+            archs = cluster.target().and_then(Target::arch).into_iter().collect();
+        }
+        asked.place.cluster = "cpu-local".into();
+    }
     let mut cluster = asked.place.cluster()?;
     // Kernels are those of the first architecture; the text for others computes the same.
     cluster.compiled_for = archs.first().map(|first| Target::Cuda(*first));

@@ -1,6 +1,7 @@
 //! `cost` and `size`: how long a data set takes and for how much, how few devices are enough.
 
 use planner::cluster::{Cluster, Kind, Power};
+use planner::estimate::board_power;
 use planner::explain::{Explanation, explain};
 use planner::goodput::Interruptions;
 use planner::search::groups::Grouped;
@@ -101,8 +102,12 @@ impl CostArgs {
     pub(super) fn cluster(&self, asked: &RequestFlags) -> Result<Cluster, Failure> {
         let mut cluster = asked.place.cluster()?;
         refuse_cpus(&cluster, "`cost --ranks N` is answered for CPUs too")?;
-        if let Some(watts) = self.bill.watts {
-            cluster.device.power = Some(Power::constant(watts, "--watts"));
+        match self.bill.watts {
+            Some(watts) => cluster.device.power = Some(Power::constant(watts, "--watts")),
+            None if cluster.groups.is_empty() && cluster.device.power.is_none() => {
+                cluster.device.power = board_power(&cluster);
+            }
+            None => {}
         }
         Ok(cluster)
     }
@@ -130,6 +135,25 @@ fn refuse_interruptions(args: &CostArgs) -> Result<(), Failure> {
     }
     let headline = "copies that answer save no checkpoints".to_owned();
     Err(usage("--mtbf", headline).help("leave it out, or ask about training").into())
+}
+
+/// The least share of the time that counts. Chosen: below, nobody trains.
+const GOODPUT_MIN: f64 = 1e-3;
+
+/// Refuses failures so frequent that next to nothing is saved between them.
+fn check_progress(way: &Way, args: &CostArgs) -> Result<(), Failure> {
+    let Some(all) = args.bill.interruptions(way.devices) else { return Ok(()) };
+    if all.goodput(all.best_interval_s()) >= GOODPUT_MIN {
+        return Ok(());
+    }
+    let [mtbf, save, restart] = [all.mtbf_s, all.save_s, all.restart_s].map(output::seconds);
+    let headline = format!(
+        "one of {} devices fails every {mtbf}, a save takes {save} and a restart {restart}: next \
+         to nothing of the time counts",
+        way.devices
+    );
+    let help = "write the mean time between failures of one device, such as `--mtbf 50000h`";
+    Err(usage("--mtbf", headline).help(help).into())
 }
 
 /// The time between failures, between saves, and the share of the time that counts.
@@ -163,7 +187,7 @@ fn costs(args: &CostArgs) -> Result<Exit, Failure> {
             let best = mixed.best(&args.asked, Aim::Time)?;
             let way = Way::over_groups(&mixed, &best, &args.bill);
             let names = [&mixed.work.name, &mixed.cluster.describe(), &mixed.header()];
-            Ok(bill(names, &way, args, (&mixed.cluster, Some(mixed.executor()))))
+            bill(names, &way, args, (&mixed.cluster, Some(mixed.executor())))
         });
     }
     let subject = Subject::new(&args.asked, cluster)?;
@@ -171,7 +195,7 @@ fn costs(args: &CostArgs) -> Result<Exit, Failure> {
     cache::answer(key, || {
         let way = Way::of(&subject, &answer(&subject, &args.asked)?, &args.bill);
         let names = [&subject.work.name, &subject.cluster.describe(), &subject.header()];
-        Ok(bill(names, &way, args, (&subject.cluster, Some(subject.executor()))))
+        bill(names, &way, args, (&subject.cluster, Some(subject.executor())))
     })
 }
 
@@ -196,7 +220,7 @@ fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
     };
     let header = super::plan::header(&model, &question);
     let names = [&question.model, &cluster.describe(), &header];
-    let (exit, text) = bill(names, &way, args, (cluster, None));
+    let (exit, text) = bill(names, &way, args, (cluster, None))?;
     output::answer(&text);
     Ok(exit)
 }
@@ -205,9 +229,7 @@ fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
 fn bases(args: &CostArgs, cluster: &Cluster, expected: &Run) -> String {
     let prices = args.bill.said(cluster);
     let mut text = if prices.is_empty() { prices } else { format!("\n{prices}") };
-    if expected.kwh.is_none() {
-        text += "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
-    }
+    text += &Bill::energy_basis(cluster, expected.kwh.is_some());
     text
 }
 
@@ -217,7 +239,8 @@ fn bill(
     way: &Way,
     args: &CostArgs,
     (cluster, executor): (&Cluster, Option<documents::Executor>),
-) -> (Exit, String) {
+) -> Result<(Exit, String), Failure> {
+    check_progress(way, args)?;
     let (steps, [low, expected, high]) = way.runs(&args.bill);
     let deadline = args.bill.deadline;
     let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
@@ -274,7 +297,7 @@ fn bill(
         }
         text
     };
-    (if meets { Exit::Success } else { Exit::Infeasible }, text)
+    Ok((if meets { Exit::Success } else { Exit::Infeasible }, text))
 }
 
 /// The part of the nodes that are enough to which `size` finds the fewest. Chosen: nobody plans

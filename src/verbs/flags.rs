@@ -6,19 +6,20 @@ use ir::import::{Model, Options};
 use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Plan};
-use planner::cluster::{Cluster, Kind};
+use planner::cluster::{Cluster, Kind, Power};
 use planner::estimate::profile::{ENGINES, Profile};
 use planner::estimate::serving::storage::{CacheFormat, WeightFormat};
 use planner::estimate::serving::{Lengths, Speculation, Storage};
 use planner::goodput::Interruptions;
 use planner::limits::Limits;
+use planner::origin::Origin;
 use planner::tools::Target;
 
 use crate::argument::{Money, PathArg, duration, length, many, positive, price, share, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
-use crate::run::Settings;
+use crate::run::{Settings, model_argument};
 use crate::verbs::assume::Assumed;
 use crate::verbs::hardware::Change;
 
@@ -31,7 +32,8 @@ pub(super) const DEVICES_MAX: u64 = 1 << 17;
 /// Flags of a question about a model on a cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RequestFlags {
-    /// The model: a directory, a config.json, a .graph text or a preset
+    /// The model: a directory, that of a run too, a config.json, a .graph text or a preset
+    #[arg(value_parser = model_argument())]
     pub model: PathArg,
     /// Where it is trained
     #[command(flatten)]
@@ -260,48 +262,59 @@ const INFERENCE: &str = "Inference";
 
 /// What requests are, how they are worked on, and how soon.
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
-#[command(next_help_heading = INFERENCE)]
 pub struct Requests {
     /// The engine that answers: fastertransformer, tensorrt-llm, gpt-fast, litgpt-generate
     /// [default: gantline]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "NAME", value_parser = engine)]
     pub engine: Option<Profile>,
     /// Upper limit of the time per output token (TPOT): 50ms
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, alias = "tpot", value_name = "TIME", value_parser = duration)]
     pub token_time: Option<f64>,
     /// Upper limit of the time to first token (TTFT) of a prompt that does not queue: 500ms
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, alias = "ttft", value_name = "TIME", value_parser = duration)]
     pub first_token_time: Option<f64>,
     /// Tokens of a prompt [default: those of --seq]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "N", value_parser = length)]
     #[arg(requires = "output_len", conflicts_with = "seq")]
     pub input_len: Option<usize>,
     /// Output tokens of a request: answers are then about in-flight batching of requests
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
     pub output_len: Option<usize>,
     /// Tokens of a prefix that all prompts share, cached once (prefix caching)
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
     pub shared_prefix: Option<usize>,
     /// Token budget of a pass: longer prompts are chunked, shorter ones are batched [default: 8192]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, alias = "max-num-batched-tokens", value_name = "N", value_parser = length)]
     pub pass_tokens: Option<usize>,
     /// Storage format of weights: bf16, f16, f8, int8, int4, int4-g32, nf4, nf4-dq
     /// [default: --dtype]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "FORMAT")]
     pub weight_dtype: Option<WeightFormat>,
     /// Storage format of the KV cache: bf16, f16, f8, int8, int4 [default: bf16]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, alias = "kv-cache-dtype", value_name = "FORMAT")]
     pub kv_dtype: Option<CacheFormat>,
     /// Speculative decoding: tokens that are drafted before each pass
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, alias = "num-speculative-tokens", value_name = "N", requires = "acceptance")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=DRAFTED_MAX))]
     pub draft_tokens: Option<u32>,
     /// Speculative decoding: probability that a drafted token is accepted, 0 to 1
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "P", value_parser = share, requires = "draft_tokens")]
     #[arg(allow_negative_numbers = true)]
     pub acceptance: Option<f64>,
     /// Speculative decoding: draft model, on the same devices [default: drafts take no time, as
     /// n-grams]
+    #[arg(help_heading = INFERENCE)]
     #[arg(long, value_name = "MODEL", requires = "draft_tokens")]
     pub draft: Option<PathArg>,
 }
@@ -554,6 +567,22 @@ impl Bill {
             if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
         let said = kinds.iter().find_map(|kind| Some(&kind.price.as_ref()?.currency));
         self.price.as_ref().map(|money| &money.currency).or(said).cloned()
+    }
+
+    /// What energy is computed from, where no flag says it.
+    pub fn energy_basis(cluster: &Cluster, is_known: bool) -> String {
+        let of_board = |power: &&Power| power.busy_w.origin == Origin::Datasheet;
+        match cluster.device.power.as_ref().filter(of_board) {
+            Some(power) => format!(
+                "\nenergy at {} W per device all the time, the limit of its board: `--watts N` \
+                 says another\n",
+                power.busy_w.value
+            ),
+            None if is_known => String::new(),
+            None => "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster \
+                     file\n"
+                .to_owned(),
+        }
     }
 
     /// The name of a row of money.

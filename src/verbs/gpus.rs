@@ -483,6 +483,9 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
     if let Some(watts) = args.watts {
         cluster.device.power = Some(Power::constant(watts, "--watts"));
     }
+    if args.objective == Aim::Energy {
+        note_power(&mut cluster);
+    }
     if args.objective == Aim::Energy && cluster.device.power.is_none() {
         let headline = format!("it is not known what a device of `{}` draws", cluster.name);
         let help =
@@ -494,6 +497,22 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
     let may_be_kept = args.budget.is_none() && args.output.is_none();
     let key = asked.key("plan", &(&subject, args)).filter(|_| may_be_kept);
     cache::answer(key, || found(&mut subject, args))
+}
+
+/// Gives devices the power of their board's datasheet where nothing else says what they draw, and
+/// tells the user.
+fn note_power(cluster: &mut Cluster) {
+    if cluster.device.power.is_some() {
+        return;
+    }
+    cluster.device.power = estimate::board_power(cluster);
+    if let Some(power) = &cluster.device.power {
+        output::note(&format!(
+            "energy is at {} W a device all the time, its board's limit in the datasheet; \
+             `--watts N` says another",
+            power.busy_w.value
+        ));
+    }
 }
 
 /// What `plan` prints.
@@ -644,8 +663,7 @@ fn page(subject: &Subject, answer: &SearchResult, found: &Finalists, aim: Aim) -
     text += &memory_lines(&best.estimate.memory, &found.held);
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
-    text += "80% of such predictions hold: ";
-    text += &format!("a step takes {low} to {high}; {unit} are of one device\n");
+    text += &format!("80 % prediction interval: {low} to {high}; {unit} are per device\n");
     if aim == Aim::Time {
         text += &ties(answer, step_time_high_s);
     }
@@ -655,17 +673,7 @@ fn page(subject: &Subject, answer: &SearchResult, found: &Finalists, aim: Aim) -
     }
     text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
     let space = &answer.space;
-    let gap = answer.gap.map(|gap| {
-        let gap = 100.0 * gap;
-        match aim {
-            Aim::Time | Aim::Pareto => format!("; no plan is more than {gap:.1}% faster"),
-            Aim::Cost => {
-                format!("; no plan of {} devices is more than {gap:.1}% faster", subject.devices)
-            }
-            Aim::Memory => "; no plan needs less than 99% of its memory".to_owned(),
-            Aim::Energy => format!("; no plan of as many devices draws {gap:.1}% less energy"),
-        }
-    });
+    let gap = answer.gap.map(|gap| optimality(subject, aim, 100.0 * gap));
     text += &format!(
         "{} configurations, {} priced{}\n",
         grouped(space.total),
@@ -676,6 +684,23 @@ fn page(subject: &Subject, answer: &SearchResult, found: &Finalists, aim: Aim) -
         text += "the search was cut off\n";
     }
     text + &executed(subject, &best.configuration)
+}
+
+/// How far from the best plan the model proves that the first one is at most, in percent.
+fn optimality(subject: &Subject, aim: Aim, gap: f64) -> String {
+    let is_shown = gap >= 0.05;
+    match aim {
+        Aim::Memory => "; optimal in memory within 1% under the model".to_owned(),
+        Aim::Energy if is_shown => format!("; optimality gap in energy {gap:.1}%"),
+        Aim::Energy => "; optimal in energy under the model".to_owned(),
+        Aim::Cost if is_shown => {
+            format!("; optimality gap of {} devices {gap:.1}%", subject.devices)
+        }
+        Aim::Time | Aim::Pareto if is_shown => format!("; optimality gap {gap:.1}%"),
+        Aim::Time | Aim::Pareto | Aim::Cost => {
+            "; optimal under the model: the search was exhaustive".to_owned()
+        }
+    }
 }
 
 /// Who executes a plan, or why nobody does yet.

@@ -14,6 +14,7 @@ use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::PlanRequest;
 use crate::output::{self, Table};
+use crate::planned::cluster_of;
 use crate::training::{read_plan, training_plan};
 use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags, refuse_changes};
 use crate::verbs::inference::Told;
@@ -80,8 +81,20 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
     output::or_document(args.asked.json, explained(args))
 }
 
+/// The request, of the cluster that a plan in a file is for where no flag says another.
+fn of_plan(args: &ExplainArgs) -> RequestFlags {
+    let mut asked = args.asked.clone();
+    let text = || ir::file::read_text(args.file.as_ref()?.path()).ok();
+    if asked.place.cluster.is("cpu-local")
+        && let Some(cluster) = text().and_then(|text| cluster_of(&text))
+    {
+        asked.place.cluster = PathArg::from(cluster);
+    }
+    asked
+}
+
 fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
-    let asked = &args.asked;
+    let asked = &of_plan(args);
     if !args.what_if.is_empty() {
         refuse_changes(&args.what_if, &asked.place.cluster()?, &args.served)?;
         return gpus::what_if::what_if(asked, &args.what_if);

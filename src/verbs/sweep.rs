@@ -17,6 +17,7 @@ use crate::documents::{Document, Sweep, SweepRow};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Limited, Precision, Where};
 use crate::output;
+use crate::run::model_argument;
 use crate::verbs::assume::Assumed;
 
 /// Combinations that are searched at most. Chosen: minutes, at some tenths of a second each.
@@ -25,7 +26,8 @@ const CELLS_MAX: usize = 4096;
 /// Flags of `sweep`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json, a .graph text or a preset
+    /// The model: a directory, that of a run too, a config.json, a .graph text or a preset
+    #[arg(value_parser = model_argument())]
     pub model: PathArg,
     /// Clusters: presets or files
     #[arg(long, value_name = "PRESET|FILE", value_delimiter = ',', required = true)]

@@ -37,6 +37,7 @@ use crate::documents::{Document, MeshRow, Verify};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::{self, PlanRequest, positions_max};
 use crate::output::{self, Table};
+use crate::run::model_argument;
 use crate::training::check_plan;
 use reference::Reference;
 use small::Small;
@@ -44,7 +45,8 @@ use small::Small;
 /// Flags of `verify`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json, a .graph text or a preset
+    /// The model: a directory, that of a run too, a config.json, a .graph text or a preset
+    #[arg(value_parser = model_argument())]
     pub model: PathArg,
     /// Number of ranks: every mesh of N ranks, and of each divisor of N, is compared with one
     /// rank; 1 compares one rank with the interpreter
@@ -175,7 +177,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if args.bisect_rules {
         return rules::run(args, &model, &mut question);
     }
-    let expected = step_of_one(&mut question, &model, args.seed)?;
+    let expected = step_of_one(&mut question, &model, args.seed).map_err(with_shrink(args))?;
     let is_own = precision.products == Products::Own && precision.saved == precision.compute;
     if precision.compute.is_narrow() || !is_own {
         return narrow::run(args, &model, &mut question, &expected);
@@ -194,6 +196,18 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
     finish(args, (dtype.name(), dtype.is_narrow()), &expected, lines, refused)
+}
+
+/// The way out where the whole model of a plan does not fit on this machine.
+fn with_shrink(args: &Args) -> impl Fn(Failure) -> Failure {
+    let is_whole = args.plan.is_some() && !args.shrink;
+    move |failure| match failure {
+        Failure::Input(wrong) if is_whole && wrong.iter().any(|one| one.code == "E3201") => {
+            let help = "add `--shrink`: the same plan on at most 32 ranks of a small model";
+            wrong.into_iter().map(|one| one.help(help)).collect::<Vec<_>>().into()
+        }
+        Failure::Input(_) | Failure::World(_) => failure,
+    }
 }
 
 /// The plan that is compared, where there is one, and the model on which it is.

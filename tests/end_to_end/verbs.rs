@@ -651,18 +651,25 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
     assert_eq!(scratch.run("export run.sh --to megatron").status.code(), Some(6));
 }
 
-/// Watts are the user's: without them energy is unknown, with them it is their product with time.
+/// Watts are the user's, or those of the board's datasheet: energy is their product with time, and
+/// unknown of a device that no table names.
 #[test]
 fn energy_needs_watts_and_is_their_product_with_time() {
     let scratch = Scratch::new("energy");
     let asked = "llama-3-8b --devices 8 --gbs 8 --seq 2048";
     let cost = |more: &str| scratch.json(&format!("cost {asked} --tokens 1B --json {more}"));
-    let unknown = cost("--cluster h100");
+    let other = "name = \"other\"\nextends = \"preset:h100\"\n[device]\nname = \"other\"\n";
+    scratch.write("other.toml", other);
+    let unknown = cost("--cluster other.toml");
     assert_eq!(unknown["expected"]["energy_kwh"], Value::Null);
-    let page = scratch.answer(&format!("cost {asked} --tokens 1B --cluster h100"));
+    let page = scratch.answer(&format!("cost {asked} --tokens 1B --cluster other.toml"));
     assert!(page.contains("energy is not known: write `--watts N`"), "{page}");
     let kwh = |document: &Value, part: &str| document[part]["energy_kwh"].as_f64().expect("kWh");
-    let hours = unknown["expected"]["device_hours"].as_f64().expect("hours");
+    let of_board = cost("--cluster h100");
+    let hours = of_board["expected"]["device_hours"].as_f64().expect("hours");
+    assert!((kwh(&of_board, "expected") / (0.7 * hours) - 1.0).abs() < 1e-9, "{of_board:#}");
+    let page = scratch.answer(&format!("cost {asked} --tokens 1B --cluster h100"));
+    assert!(page.contains("energy at 700 W per device"), "{page}");
     let known = cost("--cluster h100 --watts 1000");
     assert!((kwh(&known, "expected") / hours - 1.0).abs() < 1e-9, "{known:#}");
     assert!(kwh(&known, "low") < kwh(&known, "expected"));
@@ -674,7 +681,7 @@ fn energy_needs_watts_and_is_their_product_with_time() {
     );
     let own = kwh(&cost("--cluster own.toml"), "expected");
     assert!(0.2 * hours < own && own < hours, "{own} of {hours}");
-    let refused = scratch.run(&format!("plan {asked} --cluster h100 --objective energy"));
+    let refused = scratch.run(&format!("plan {asked} --cluster other.toml --objective energy"));
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("write `--watts N`"));
     let plan = |aim: &str| {

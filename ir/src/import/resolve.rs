@@ -15,8 +15,9 @@ pub struct Resolved {
     pub directory: Option<PathBuf>,
 }
 
-/// Finds what a MODEL argument means: a directory with a `config.json`, the path of a config, of a
-/// `.graph` text, or the name of a preset, in this order.
+/// Finds what a MODEL argument means: a directory with a `config.json`, that of a run with a
+/// description in `model`, the path of a config, of a `.graph` text, or the name of a preset, in
+/// this order.
 ///
 /// # Errors
 /// `E1101` when there is no such thing, `E1102` when it cannot be read, and those of
@@ -27,9 +28,11 @@ pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
     let known = || path.to_str().and_then(preset);
     let model = &*path.to_string_lossy();
     if path.is_dir() {
-        let config = path.join("config.json");
-        if config.is_file() {
-            return read(&config, &directory_name(path));
+        // A run keeps the description of its model apart from its checkpoints.
+        let files = ["config.json", "model/config.json", "model/model.graph"];
+        let files = files.map(|name| path.join(name));
+        if let Some(file) = files.iter().find(|file| file.is_file()) {
+            return read(file, &directory_name(path));
         }
         if known().is_none() {
             let headline = format!("there is no `config.json` in the directory `{model}`");

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::network::{Beyond, Fabric, Inner, Network, Wires};
 use super::rates::{Arithmetic, ProductRates, Rates};
-use crate::cluster::{Cluster, Device, Kind, Level, PRESETS, Shape};
+use crate::cluster::{Cluster, Device, Kind, Level, PRESETS, Power, Shape};
 use crate::machine::Machine;
 
 /// A device and the links between devices of a node, as a file holds them.
@@ -162,6 +162,14 @@ fn file(cluster: &Cluster) -> Result<&'static DeviceFile, Diagnostic> {
     };
     let nearest = files.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
     Ok(named.or(nearest).expect("device files come with the planner"))
+}
+
+/// What a device draws at most, by the datasheet of its board; none for a device that no table
+/// names.
+pub fn board_power(cluster: &Cluster) -> Option<Power> {
+    let files = &known().devices;
+    let named = files.iter().find(|file| file.device.name == cluster.device.name)?;
+    named.device.board_watts.map(Power::of_board)
 }
 
 /// The rates of a cluster's device.

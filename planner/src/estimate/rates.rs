@@ -164,6 +164,11 @@ fn alignment(sizes: &[f64]) -> usize {
     powers.min().unwrap_or(0).min(ALIGNED.len() - 1)
 }
 
+/// The least power limit, as a share of the board's power. Source: `nvidia-smi -q -d POWER` of A100
+/// SXM (100 of 400 W), the lowest share of the devices that are known; below, the clocks of the
+/// device's table say nothing.
+const LEAST_POWER: f64 = 0.25;
+
 /// Which size of a product is that of tokens: zeros may be added to them, so that a kernel for
 /// aligned sizes runs where that is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -362,6 +367,11 @@ impl Rates {
         if watts > most {
             let headline = format!("a {name} draws {most} W at most, and {watts} W are stated");
             return wrong(headline, "state less, or leave `power` out");
+        }
+        let least = LEAST_POWER * most;
+        if watts < least {
+            let headline = format!("a {name} takes no limit of {watts} W, of {most} W");
+            return wrong(headline, &format!("state {least} W or more, or leave `power` out"));
         }
         let clock = (watts / most).sqrt();
         for product in &mut self.product {

@@ -7,7 +7,7 @@ pub mod page;
 
 use std::time::Instant;
 
-use ir::Diagnostic;
+use ir::{DType, Diagnostic};
 use kernels::Seconds;
 use planner::check::groups::check_groups;
 use planner::cluster::{Cluster, Power};
@@ -67,6 +67,7 @@ impl Mixed {
             }
         }
         let Described { work, tokens: seq, .. } = noted_model(asked)?;
+        note_common_type(asked.dtype, &cluster);
         Ok(Mixed {
             work,
             seq,
@@ -221,10 +222,29 @@ impl Mixed {
     }
 }
 
+/// Says why products are in a type that some group would not have chosen.
+fn note_common_type(asked: Option<Precision>, cluster: &Cluster) {
+    let usual = cluster.usual_dtype();
+    let lacks = |group: &&Cluster| !group.multiplies(DType::BF16);
+    let (None, Some(lacking)) = (asked, cluster.groups.iter().find(lacks)) else { return };
+    if usual != DType::BF16 && cluster.groups.iter().any(|group| group.multiplies(DType::BF16)) {
+        output::note(&format!(
+            "all groups compute in {usual}: `{}` has no products in bf16",
+            lacking.name
+        ));
+    }
+}
+
 /// Answers `plan`.
 pub(super) fn plan(args: &PlanArgs, cluster: Cluster) -> Result<Exit, Failure> {
     let asked = &args.asked;
     let mixed = Mixed::new(asked, cluster, args.watts)?;
+    if let Some(path) = &args.output
+        && path.path().extension().is_some_and(|extension| extension == "plan")
+    {
+        let headline = "a plan over groups of devices has no text as `.plan` yet";
+        return Err(usage("--output", headline).help("write JSON: `-o FILE.json`").into());
+    }
     let draws = mixed.cluster.groups.iter().all(|group| group.device.power.is_some());
     if args.objective == Aim::Energy && !draws {
         return Err(mixed.unknown_power().into());

@@ -71,6 +71,10 @@ pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result
         let headline = format!("`{}` is given, and its largest value asked for", what.name());
         return Err(usage("--largest", headline).help("leave one of them out").into());
     }
+    if what == Largest::Mbs && asked.gbs.is_some() {
+        let headline = "the batch follows the micro-batch that is tried, and `--gbs` is given";
+        return Err(usage("--gbs", headline).help("leave it out").into());
+    }
     let mut fits: Option<Tried> = None;
     let mut number = what.first();
     let mut fails = loop {

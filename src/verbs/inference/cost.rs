@@ -234,9 +234,7 @@ fn page(
     if !prices.is_empty() {
         text += &format!("\n{prices}");
     }
-    if costs[1].kwh.is_none() {
-        text += "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
-    }
+    text += &Bill::energy_basis(cluster, costs[1].kwh.is_some());
     match (per_hour, args.bill.deadline) {
         (true, _) if meets => text += "\n✓ the devices are enough for this rate\n",
         (true, _) => {

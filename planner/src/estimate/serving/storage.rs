@@ -56,6 +56,16 @@ pub const CACHES: [Format; 5] = [
     Format { name: "int4", element_bytes: 0.5, scales: Scales::Vector { bytes: PAIR_BYTES } },
 ];
 
+/// The name of a format by the names that PyTorch and vLLM give it.
+fn own_name(name: &str) -> &str {
+    match name {
+        "fp8" | "fp8_e4m3" | "fp8_e5m2" => F8.name,
+        "fp16" | "float16" => F16.name,
+        "bfloat16" => BF16.name,
+        _ => name,
+    }
+}
+
 const fn narrow(name: &'static str, elements: f64, bytes: f64) -> Format {
     Format { name, element_bytes: 0.5, scales: Scales::Block { elements, bytes } }
 }
@@ -63,11 +73,13 @@ const fn narrow(name: &'static str, elements: f64, bytes: f64) -> Format {
 impl Format {
     /// The format of weights of this name.
     pub fn of_weights(name: &str) -> Option<Format> {
+        let name = own_name(name);
         WEIGHTS.into_iter().find(|format| format.name == name)
     }
 
     /// The format of caches of this name.
     pub fn of_cache(name: &str) -> Option<Format> {
+        let name = own_name(name);
         CACHES.into_iter().find(|format| format.name == name)
     }
 

@@ -4,7 +4,7 @@ use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Memory};
 use planner::configuration::Configuration;
 use planner::estimate::step::Breakdown;
-use planner::search::groups::{Grouped, Share};
+use planner::search::groups::{BatchShares, Grouped, Share};
 use planner::search::hetero_pipeline::{Part, StagePartitions};
 use serde_json::{Value, json};
 
@@ -171,7 +171,9 @@ pub(super) fn table(mixed: &Mixed, way: &Grouped) -> String {
 pub fn page(mixed: &Mixed, way: &Grouped) -> String {
     let seconds = way.step_time_s();
     let rate = output::count((mixed.tokens() / seconds) as u64);
+    let [low, high] = way.interval_s().map(Seconds);
     let mut text = format!("\n{}\nstep {}", table(mixed, way), Seconds(seconds));
+    text += &format!(" (80 % prediction interval: {low} to {high})");
     if let Some((hourly, currency)) = mixed.hourly(way) {
         let money = output::number(hourly * seconds / HOUR_S);
         text += &format!(", {money} {currency}");
@@ -190,6 +192,7 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
                 (true, _) => "; no other is better\n",
                 (false, _) => "\nthe search was cut off\n",
             };
+            text += &idle(mixed, shared);
             if !shared.nearest.is_empty() {
                 let batches: Vec<String> = shared.nearest.iter().map(u32::to_string).collect();
                 let batches = batches.join(" or ");
@@ -219,6 +222,20 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
         }
     }
     text
+}
+
+/// Which groups get no samples.
+fn idle(mixed: &Mixed, shared: &BatchShares) -> String {
+    let none = shared.shares.iter().filter(|share| share.samples == 0);
+    let names: Vec<&str> =
+        none.map(|share| mixed.cluster.groups[share.group].name.as_str()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(
+            "{} computes nothing: a step with its share takes longer, or does not fit\n",
+            names.join(", ")
+        ),
+    }
 }
 
 /// Where a step goes: on the slowest group, where a batch is shared.
