@@ -5,6 +5,7 @@
 mod artefacts;
 mod channels;
 mod composites;
+mod conformance;
 mod constraints;
 mod draws;
 mod generate;
