@@ -78,7 +78,7 @@ pub fn lead(
     if ranks < processes {
         let has = if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") };
         let headline = format!("{processes} processes are started, and the plan has {has}");
-        let wrong = Diagnostic::error("E5001", Span::of("--ranks"), headline);
+        let wrong = Diagnostic::error("E5001", Span::of("processes"), headline);
         return Err(wrong.help("start fewer, or plan for more ranks").into());
     }
     let here = ranks_of(ranks, processes).swap_remove(0);

@@ -4,6 +4,7 @@
 //! addresses of the others, and every two of these connect. A listener sends a challenge first, and
 //! whoever connects proves with it that it knows the secret of the run, where there is one.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -101,7 +102,7 @@ impl Launch {
         };
         let listener =
             listen(port).and_then(|listener| Listener::open(&self, listener)).map_err(taken)?;
-        Ok(Bootstrap { launch: self, listener })
+        Ok(Bootstrap { launch: self, listener: Some(listener) })
     }
 
     fn hello(&self, port: u16, challenge: [u8; 32]) -> Hello {
@@ -270,10 +271,28 @@ impl Launch {
     }
 }
 
-/// The first process while the others connect. When it is dropped, their connections end.
+/// The first process while the others connect. When it is dropped, their connections end: those
+/// that have not come yet are waited for, for some seconds.
 pub struct Bootstrap {
     launch: Launch,
-    listener: Listener,
+    /// None once all are connected, or could not be.
+    listener: Option<Listener>,
+}
+
+/// How long a first process that has failed waits for the others, so that they end with it rather
+/// than look for it. Chosen: launchers start all processes within seconds.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl Drop for Bootstrap {
+    fn drop(&mut self) {
+        let Some(listener) = self.listener.take() else { return };
+        let since = Instant::now();
+        let mut missing: BTreeSet<usize> = (1..self.launch.count).collect();
+        while !missing.is_empty() {
+            let Some(newcomer) = listener.next(since, FAREWELL) else { break };
+            missing.remove(&newcomer.hello.process);
+        }
+    }
 }
 
 impl Bootstrap {
@@ -286,8 +305,9 @@ impl Bootstrap {
     ///
     /// # Errors
     /// Not all come in time, or a connection is lost.
-    pub fn connect(self, notify: &dyn Fn(&str)) -> Result<Peers, Error> {
-        let Bootstrap { launch, listener } = self;
+    pub fn connect(mut self, notify: &dyn Fn(&str)) -> Result<Peers, Error> {
+        let launch = self.launch.clone();
+        let Some(listener) = self.listener.take() else { unreachable!("it connects once") };
         let mut joined: Vec<Option<Joined>> = Vec::new();
         joined.resize_with(launch.count, || None);
         let since = Instant::now();
