@@ -88,7 +88,7 @@ fn changed_files_of_tools_are_priced() {
     let unfused = ("--swiglu", "--swiglu --attention-backend unfused");
     let serial =
         [("--overlap-grad-reduce", "--log-progress"), ("--overlap-param-gather", "--log-progress")];
-    let late = ("\"stage\"", "\"overlap_comm\": false, \"stage\"");
+    let late = ("\"overlap_comm\": true", "\"overlap_comm\": false");
     for (tool, file, changes) in [
         ("megatron", "run.sh", &[unfused][..]),
         ("megatron", "run.sh", &serial),
@@ -118,6 +118,8 @@ fn files_that_do_not_start_are_refused() {
         ("megatron", "run.sh", ("--kv-channels 128", "--kv-channels 64"), "`--kv-channels` is 64"),
         ("megatron", "run.sh", ("--vocab-size 1", "--vocab-size 9"), "MODEL has 128256"),
         ("megatron", "run.sh", ("--swiglu", none), "`--swiglu` is not there"),
+        ("megatron", "run.sh", ("--group-query-attention", none), "8 heads of keys"),
+        ("megatron", "run.sh", ("--ffn-hidden-size 14336", none), "layers of 14336"),
         ("megatron", "run.sh", untied, "a head with a weight of its own"),
         ("megatron", "run.sh", ("--bf16", "--bf16 --fp16"), "are both there"),
         ("megatron", "run.sh", ("--recompute-method", none), "no method is there"),
@@ -125,8 +127,9 @@ fn files_that_do_not_start_are_refused() {
         ("megatron", "run.sh", overlap, "write both, or neither"),
         ("torchtitan", "train.toml", ("\"8B\"", "\"70B\""), "MODEL has other sizes"),
         ("torchtitan", "train.toml", ("_size = 64", "_size = 65"), "write a multiple"),
-        ("deepspeed", "ds_config.json", fp16, "both enabled"),
+        ("deepspeed", "ds_config.json", fp16, "`fp16` is enabled"),
         ("deepspeed", "run.sh", micro, "write the same number in both"),
+        ("deepspeed", "run.sh", ("--bf16", "--fp16"), "write the same type in both"),
     ] {
         files.change(tool, file, &[change]);
         let output = files.score("changed");

@@ -186,6 +186,8 @@ fn deepspeed(c: &Configuration, purpose: Use) -> String {
     if parameters != Place::Device {
         zero += &format!(", \"offload_param\": {{\"device\": {}}}", device(parameters));
     }
+    // The execution profile assumes it; unsaid, stage 3 alone has it.
+    zero += ", \"overlap_comm\": true";
     lines.push(zero + "}");
     if c.tp > 1 {
         lines.push(format!("  \"tensor_parallel\": {{\"autotp_size\": {}}}", c.tp));

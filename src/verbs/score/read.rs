@@ -72,6 +72,8 @@ pub struct DecoderSizes {
     pub layers: u32,
     /// Elements of a head; 0 where its parts differ (low-rank attention).
     pub head_dim: u32,
+    /// Elements of the vector that keys and values are made of; 0 without low-rank attention.
+    pub kv_rank: u32,
     /// Tokens that the model knows.
     pub vocab: u32,
     /// Whether the feed-forward layers are gated.
@@ -89,7 +91,8 @@ impl DecoderSizes {
     pub fn of(shape: &Shape) -> DecoderSizes {
         let Shape { hidden, heads, kv_heads, ffn, layers, vocab, .. } = *shape;
         let (is_gated, is_tied) = (shape.gated, shape.tied);
-        let head_dim = if shape.low_rank.is_none() { shape.head_dim } else { 0 };
+        let kv_rank = shape.low_rank.map_or(0, |rank| rank.kv_rank);
+        let head_dim = if kv_rank == 0 { shape.head_dim } else { 0 };
         let routed = shape.routed.map(|routed| [routed.experts, routed.top_k]);
         let [experts, top_k] = routed.unwrap_or([0, 0]);
         DecoderSizes {
@@ -99,6 +102,7 @@ impl DecoderSizes {
             ffn,
             layers,
             head_dim,
+            kv_rank,
             vocab,
             is_gated,
             is_tied,
@@ -771,7 +775,8 @@ mod tests {
     fn flags_of_megatron_stand_alone() {
         let text = "A=(\n --sequence-parallel\n)\nB=(--use-distributed-optimizer)\nrun ${A[@]} \
                     --tensor-model-parallel-size 2 --overlap-grad-reduce pretrain.py --lr 3 \
-                    --num-experts 8 --recompute-granularity full --recompute-num-layers 2";
+                    --num-experts 8 --recompute-granularity full --recompute-method uniform \
+                    --recompute-num-layers 2";
         let layout = read("run.sh", text, Known { devices: Some(8), ..of(96) }).unwrap();
         assert_eq!(
             layout.configuration.to_string(),

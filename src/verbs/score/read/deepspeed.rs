@@ -47,17 +47,23 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if said.is("activation_checkpointing.cpu_checkpointing") {
         c.offload.activations = Place::Host;
     }
-    let dtype = element_type(&mut said);
-    let facts = facts(&mut said);
+    let dtype = element_type(&mut said, &autos);
+    let facts = facts(&mut said, c.zero.stage);
     let batch = batch(&mut said, known, &autos, &mut c);
     let layout = said.layout("deepspeed", c, [batch, None])?;
     Ok(Layout { dtype, facts, ..layout })
 }
 
 /// The type of products: one of two, of which DeepSpeed takes one.
-fn element_type(said: &mut Said) -> Option<Precision> {
+fn element_type(said: &mut Said, autos: &[String]) -> Option<Precision> {
     match ["bf16.enabled", "fp16.enabled"].map(|name| said.is(name)) {
-        [false, false] => None,
+        [false, false] => {
+            if !autos.iter().any(|name| name.ends_with("16.enabled")) {
+                let note = "neither `bf16` nor `fp16` is enabled: priced as if one were";
+                said.notes.push(note.to_owned());
+            }
+            None
+        }
         [true, false] => Some(Precision::Of(DType::BF16)),
         [false, true] => Some(Precision::Of(DType::F16)),
         [true, true] => {
@@ -69,13 +75,14 @@ fn element_type(said: &mut Said) -> Option<Precision> {
 }
 
 /// What it says of the executor: when gradients are reduced, and which optimizer there is.
-fn facts(said: &mut Said) -> Vec<String> {
+fn facts(said: &mut Said, stage: u8) -> Vec<String> {
     let mut facts = Vec::new();
+    // Where nothing is said, stage 3 alone overlaps: `overlap_comm_valid` of
+    // deepspeed/runtime/zero/config.py.
     let name = "zero_optimization.overlap_comm";
-    if said.text(name).is_some() {
-        let word = if said.is(name) { "yes" } else { "no" };
-        facts.push(format!("overlap-gradients={word}"));
-    }
+    let overlaps = if said.text(name).is_some() { said.is(name) } else { stage == 3 };
+    let word = if overlaps { "yes" } else { "no" };
+    facts.push(format!("overlap-gradients={word}"));
     let Some(written) = said.text("optimizer.type") else { return facts };
     // Names are compared without their case: those of DeepSpeed's engine, and of torch.optim.
     match written.to_ascii_lowercase().as_str() {
@@ -116,7 +123,7 @@ fn batch(said: &mut Said, known: Known, autos: &[String], c: &mut Configuration)
     };
     c.dp = there;
     if let (None, None, [Some(batch), Some(micro), Some(steps)]) =
-        (known.global_batch, known.microbatch, in_file)
+        (known.global_batch, known.microbatch, [in_file[0], own.or(in_file[1]), in_file[2]])
     {
         let product = [micro, steps, c.dp].map(u128::from).iter().product::<u128>();
         // Ranks that were found from the batch are those that it takes, or it was refused.

@@ -39,6 +39,16 @@ impl Launched {
     /// `E5016` at the file.
     pub fn check(&self, source: &str, text: &str) -> Result<(), Diagnostic> {
         let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        let types = [("bf16", DType::BF16), ("fp16", DType::F16)];
+        for (name, dtype) in types.map(|(name, dtype)| (name, Precision::Of(dtype))) {
+            if let Some(own) = self.dtype.filter(|own| *own != dtype)
+                && json[name]["enabled"] == true
+            {
+                let headline = format!("`{name}` is enabled, and the script asks for {own}");
+                let wrong = Diagnostic::error("E5016", Span::of(source), headline);
+                return Err(wrong.help("write the same type in both, or `auto` here"));
+            }
+        }
         for ((name, argument), own) in [MICRO, STEPS].into_iter().zip(ARGUMENTS).zip(self.batch) {
             let there = json[name].as_u64();
             if let (Some(own), Some(there)) = (own, there)
@@ -58,7 +68,12 @@ impl Launched {
 pub fn launched(script: &Path, text: &str) -> Option<Launched> {
     let flags = script::flags(text);
     let value = |names: &[&str]| {
-        let word = flags.iter().rfind(|word| names.contains(&word.name.as_str()))?;
+        // argparse takes dashes for underscores of Trainer's arguments.
+        let is_one = |word: &&Word| {
+            let spelt = format!("--{}", word.name[2..].replace('-', "_"));
+            names.contains(&word.name.as_str()) || names.contains(&spelt.as_str())
+        };
+        let word = flags.iter().rfind(is_one)?;
         word.value.as_str().filter(|value| !value.is_empty()).map(str::to_owned)
     };
     let number = |names: &[&str]| value(names)?.parse::<u32>().ok();

@@ -128,10 +128,11 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     Ok(Layout { overlap: Some(overlap), dtype, facts, ..layout })
 }
 
-/// The type of products: one of two, of which Megatron-LM takes one.
+/// The type of products: one of two, of which Megatron-LM takes one; f32 of a script with a whole
+/// model and neither.
 fn element_type(said: &mut Said) -> Option<Precision> {
     match ["--bf16", "--fp16"].map(|name| said.has(name)) {
-        [false, false] => None,
+        [false, false] => said.has("--hidden-size").then_some(Precision::Of(DType::F32)),
         [true, false] => Some(Precision::Of(DType::BF16)),
         [false, true] => Some(Precision::Of(DType::F16)),
         [true, true] => {
@@ -198,6 +199,36 @@ fn check_together(said: &mut Said, c: &Configuration) {
     }
 }
 
+/// Refuses a script that leaves out what MODEL has, which is then something else: `validate_args`.
+fn check_unsaid(said: &mut Said, own: DecoderSizes) {
+    let DecoderSizes { hidden, heads, kv_heads, head_dim, ffn, is_gated, .. } = own;
+    // Two thirds of four times as many, in multiples of 64, where there are gates.
+    let usual_ffn = if is_gated { hidden * 8 / 3 / 64 * 64 } else { 4 * hidden };
+    let is_grouped = head_dim > 0 && kv_heads != heads;
+    let unsaid = [
+        ("--group-query-attention", is_grouped, format!("{kv_heads} heads of keys and values")),
+        ("--num-query-groups", is_grouped, format!("{kv_heads} heads of keys and values")),
+        (
+            "--ffn-hidden-size",
+            own.experts == 0 && ffn != usual_ffn,
+            format!("feed-forward layers of {ffn}"),
+        ),
+        (
+            "--kv-channels",
+            head_dim > 0 && head_dim * heads != hidden,
+            format!("heads of {head_dim}"),
+        ),
+        ("--num-experts", own.experts > 0, format!("{} experts", own.experts)),
+        ("--multi-latent-attention", own.kv_rank > 0, "low-rank attention".to_owned()),
+    ];
+    for (name, is_needed, what) in unsaid {
+        if is_needed && !said.has(name) {
+            let headline = format!("MODEL has {what}, and `{name}` is not there");
+            said.refuse(name, headline, "name the model that the script trains");
+        }
+    }
+}
+
 /// Refuses a script that names a model's sizes, and kinds of layers that MODEL has not.
 fn check_kinds(said: &mut Said, decoder: Option<DecoderSizes>) {
     let Some(own) = decoder.filter(|_| said.has("--hidden-size")) else { return };
@@ -214,6 +245,7 @@ fn check_kinds(said: &mut Said, decoder: Option<DecoderSizes>) {
         };
         said.refuse(name, headline, help);
     }
+    check_unsaid(said, own);
     // Its table of words is padded to a multiple of 128 for each tensor-parallel rank.
     let padded = |words: u32| words.next_multiple_of(128);
     if let Some(words) = said.size("--vocab-size")
@@ -241,7 +273,7 @@ fn zero_stage(said: &mut Said) -> u8 {
 }
 
 /// Flags that follow from others, that MODEL says, or that the execution profile assumes.
-const ASSUMED: [&str; 25] = [
+const ASSUMED: [&str; 24] = [
     "--ckpt-format",
     "--use-precision-aware-optimizer",
     "--attention-dropout",
@@ -251,7 +283,6 @@ const ASSUMED: [&str; 25] = [
     "--qk-layernorm",
     "--group-query-attention",
     "--hidden-dropout",
-    "--kv-lora-rank",
     "--max-position-embeddings",
     "--mock-data",
     "--moe-grouped-gemm",
@@ -276,13 +307,14 @@ fn check_decoder(said: &mut Said, decoder: Option<DecoderSizes>) {
         "--num-attention-heads",
         "--num-query-groups",
         "--kv-channels",
+        "--kv-lora-rank",
         "--ffn-hidden-size",
         "--num-experts",
         "--moe-router-topk",
     ];
     let Some(own) = decoder else { return };
-    let DecoderSizes { hidden, heads, kv_heads, head_dim, ffn, experts, top_k, .. } = own;
-    let sizes = [hidden, heads, kv_heads, head_dim, ffn, experts, top_k];
+    let DecoderSizes { hidden, heads, kv_heads, head_dim, kv_rank, ffn, experts, top_k, .. } = own;
+    let sizes = [hidden, heads, kv_heads, head_dim, kv_rank, ffn, experts, top_k];
     // With experts in every layer, the size of others is said or not; heads of parts have sizes of
     // their own.
     let is_open = |name: &str| match name {

@@ -17,7 +17,10 @@ pub(super) fn flags(text: &str) -> Vec<Word> {
             && !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         {
-            variables.insert(name.to_owned(), value.to_owned());
+            // `NAME=${NAME:-word}` is the word, where nothing else sets it.
+            let own = format!("${{{name}:-");
+            let default = value.strip_prefix(&own).and_then(|rest| rest.strip_suffix('}'));
+            variables.insert(name.to_owned(), default.unwrap_or(value).to_owned());
         }
     }
     for (word, _) in &mut words {
