@@ -7,6 +7,7 @@ use std::path::Path;
 use ir::import::{Description, Model, Options};
 use ir::lora::{Lora, adapt};
 use ir::plan::Prediction;
+use ir::text::parse_plan;
 use ir::{Diagnostic, Module, Plan, Span, Target};
 use planner::check::check_anywhere;
 use planner::cluster::PRESETS;
@@ -25,13 +26,23 @@ pub fn is_plan(text: &str) -> bool {
     })
 }
 
-/// The preset that the text of a plan is for; none for a cluster of the user's own, and for a text
-/// that is none.
-pub fn cluster_of(text: &str) -> Option<&'static str> {
-    let header = text.lines().map(str::trim).find(|line| line.starts_with("plan "))?;
-    let (_, cluster) = header.rsplit_once("] of ")?;
-    let name = cluster.split(' ').next()?;
-    PRESETS.iter().map(|(preset, _)| *preset).find(|preset| *preset == name)
+/// The preset that the plan in a file is for, as text or as JSON; none for a text that is no plan.
+///
+/// # Errors
+/// `E5001` for a cluster of the user's own, which `--cluster` has to name.
+pub fn cluster_of(text: &str) -> Result<Option<&'static str>, Diagnostic> {
+    let json = || serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
+    let of_json = || json()["cluster"].as_str().map(str::to_owned);
+    let of_text = || parse_plan("plan", text).ok().map(|plan| plan.cluster);
+    let found = if is_plan(text) { of_text() } else { of_json() };
+    let Some(cluster) = found else { return Ok(None) };
+    let name = cluster.split(' ').next().unwrap_or_default();
+    let preset = PRESETS.iter().map(|(preset, _)| *preset).find(|preset| *preset == name);
+    if preset.is_none() {
+        let headline = format!("the plan is for `{cluster}`, which is no preset");
+        return Err(usage("--cluster", headline).help("name its file: `--cluster FILE`"));
+    }
+    Ok(preset)
 }
 
 /// What a plan of a name is for, beside the name.

@@ -288,20 +288,27 @@ impl Run {
         path.join(SETTINGS).is_file() || path.join(CHECKPOINTS).is_dir()
     }
 
-    /// The MODEL that an argument means: the model that a run's settings name, where it is the
-    /// directory of a run that keeps no description of its own.
+    /// The MODEL that an argument means: of the directory of a run the model that its settings
+    /// name, unless that is no more the one that the run keeps a description of.
     ///
     /// # Errors
     /// Those of [`Run::open`], in words.
     fn model_argument(argument: OsString) -> Result<PathArg, String> {
         let argument = PathArg::from(argument);
-        let path = argument.path();
-        let is_kept = ["model/config.json", "model/model.graph"];
-        if !Run::is_at(path) || is_kept.iter().any(|name| path.join(name).is_file()) {
+        if !Run::is_at(argument.path()) {
             return Ok(argument);
         }
-        match Run::open(path) {
-            Ok((_, settings)) => Ok(settings.model),
+        match Run::open(argument.path()) {
+            Ok((run, settings)) => {
+                let kept = ["config.json", "model.graph"].map(|name| run.model_folder().join(name));
+                let kept = kept.iter().find(|path| path.is_file());
+                let own = settings.model.path();
+                let same = |kept: &PathBuf| {
+                    let own = if own.is_dir() { own.join("config.json") } else { own.to_owned() };
+                    ir::file::read(&own).ok() == ir::file::read(kept).ok()
+                };
+                Ok(if kept.is_none_or(same) { settings.model } else { argument })
+            }
             Err(Failure::World(error)) => Err(error.to_string()),
             Err(Failure::Input(wrong)) => {
                 Err(wrong.into_iter().map(|one| one.headline).collect::<Vec<_>>().join("; "))

@@ -7,6 +7,7 @@ use ir::import::{Model, nearest};
 use ir::{Diagnostic, Plan, Target};
 use kernels::Bytes;
 use kernels::cuda::{Arch, Unknown};
+use planner::cluster::Kind;
 use runtime::artefact::{Contents, encode, write_bytes};
 
 use crate::argument::{PathArg, amount};
@@ -50,9 +51,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let mut asked =
         given.as_ref().map_or_else(|| args.asked.clone(), |(_, plan)| args.asked.about(plan));
-    if given.is_some()
-        && let Some(cluster) = asked.gpus()?
-    {
+    let cluster = asked.place.cluster()?;
+    if given.is_some() && cluster.device.kind == Kind::Gpu {
         // Programs of a plan are made of its text, for the architecture of these devices.
         if args.arch.is_empty() {
             archs = cluster.target().and_then(Target::arch).into_iter().collect();

@@ -1,14 +1,13 @@
 //! `cost` and `size`: how long a data set takes and for how much, how few devices are enough.
 
 use planner::cluster::{Cluster, Kind, Power};
-use planner::estimate::board_power;
 use planner::explain::{Explanation, explain};
 use planner::goodput::Interruptions;
 use planner::search::groups::Grouped;
 use planner::search::request::SearchResult;
 
 use super::gpus::groups::Mixed;
-use super::gpus::{Subject, answer};
+use super::gpus::{Subject, answer, set_power};
 use super::inference;
 use crate::argument::HOUR_S;
 use crate::cache;
@@ -104,8 +103,8 @@ impl CostArgs {
         refuse_cpus(&cluster, "`cost --ranks N` is answered for CPUs too")?;
         match self.bill.watts {
             Some(watts) => cluster.device.power = Some(Power::constant(watts, "--watts")),
-            None if cluster.groups.is_empty() && cluster.device.power.is_none() => {
-                cluster.device.power = board_power(&cluster);
+            None if cluster.groups.is_empty() => {
+                set_power(&mut cluster, &asked.assumed.stated()?);
             }
             None => {}
         }
@@ -140,18 +139,23 @@ fn refuse_interruptions(args: &CostArgs) -> Result<(), Failure> {
 /// The least share of the time that counts. Chosen: below, nobody trains.
 const GOODPUT_MIN: f64 = 1e-3;
 
-/// Refuses failures so frequent that next to nothing is saved between them.
-fn check_progress(way: &Way, args: &CostArgs) -> Result<(), Failure> {
-    let Some(all) = args.bill.interruptions(way.devices) else { return Ok(()) };
+/// Why next to nothing of the time counts, where failures are so frequent.
+fn standstill(way: &Way, args: &CostArgs) -> Option<String> {
+    let all = args.bill.interruptions(way.devices)?;
     if all.goodput(all.best_interval_s()) >= GOODPUT_MIN {
-        return Ok(());
+        return None;
     }
     let [mtbf, save, restart] = [all.mtbf_s, all.save_s, all.restart_s].map(output::seconds);
-    let headline = format!(
+    Some(format!(
         "one of {} devices fails every {mtbf}, a save takes {save} and a restart {restart}: next \
          to nothing of the time counts",
         way.devices
-    );
+    ))
+}
+
+/// Refuses failures so frequent that next to nothing is saved between them.
+fn check_progress(way: &Way, args: &CostArgs) -> Result<(), Failure> {
+    let Some(headline) = standstill(way, args) else { return Ok(()) };
     let help = "write the mean time between failures of one device, such as `--mtbf 50000h`";
     Err(usage("--mtbf", headline).help(help).into())
 }
@@ -373,6 +377,9 @@ fn on_nodes(
     Ok(match or_reason(answer(&subject, &asked))? {
         Ok(found) => {
             let way = Way::of(&subject, &found, &args.bill);
+            if let Some(why) = standstill(&way, args) {
+                return Ok(Err(why));
+            }
             let (_, [_, expected, _]) = way.runs(&args.bill);
             Ok((way, expected))
         }

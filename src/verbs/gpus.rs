@@ -30,6 +30,7 @@ use planner::estimate::workload::{Frozen, Workload};
 use planner::estimate::profile::{self, Profile, Stated};
 use planner::estimate::{self, Estimate, Estimator, Job};
 use planner::finalists::{Finalists, Held};
+use planner::origin::Origin;
 use planner::search::branch_and_bound::{Budget, Objective};
 use planner::search::events::replayed_s;
 use planner::search::frontier::{frontier, smallest};
@@ -193,7 +194,7 @@ pub fn assumption_lines(work: &Workload) -> String {
 
 /// The expert load imbalance, which may be said by a flag of its own or by `--assume`.
 pub fn imbalance(flag: Option<f64>, stated: &Stated) -> Result<Option<f64>, Diagnostic> {
-    match (flag, stated.stated_imbalance()) {
+    match (flag, stated.number("imbalance")) {
         (Some(_), Some(times)) => {
             let headline =
                 format!("the imbalance is stated twice: here, and as {times} in --assume");
@@ -484,7 +485,7 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
         cluster.device.power = Some(Power::constant(watts, "--watts"));
     }
     if args.objective == Aim::Energy {
-        note_power(&mut cluster);
+        note_power(&mut cluster, &asked.assumed.stated()?);
     }
     if args.objective == Aim::Energy && cluster.device.power.is_none() {
         let headline = format!("it is not known what a device of `{}` draws", cluster.name);
@@ -499,19 +500,26 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
     cache::answer(key, || found(&mut subject, args))
 }
 
-/// Gives devices the power of their board's datasheet where nothing else says what they draw, and
-/// tells the user.
-fn note_power(cluster: &mut Cluster) {
-    if cluster.device.power.is_some() {
-        return;
-    }
-    cluster.device.power = estimate::board_power(cluster);
-    if let Some(power) = &cluster.device.power {
+/// Gives devices the power that is stated, or else that of their board's datasheet, where nothing
+/// else says what they draw, and tells the user.
+fn note_power(cluster: &mut Cluster, stated: &Stated) {
+    set_power(cluster, stated);
+    let of_board = |power: &&Power| power.busy_w.origin == Origin::Datasheet;
+    if let Some(power) = cluster.device.power.as_ref().filter(of_board) {
         output::note(&format!(
             "energy is at {} W a device all the time, its board's limit in the datasheet; \
              `--watts N` says another",
             power.busy_w.value
         ));
+    }
+}
+
+/// Gives devices the power limit that is stated, or else that of their board's datasheet, where
+/// nothing else says what they draw.
+pub(super) fn set_power(cluster: &mut Cluster, stated: &Stated) {
+    if cluster.device.power.is_none() {
+        let limit = stated.number("power").map(|watts| Power::constant(watts, "--assume power"));
+        cluster.device.power = limit.or_else(|| estimate::board_power(cluster));
     }
 }
 

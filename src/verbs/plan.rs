@@ -82,19 +82,19 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
 }
 
 /// The request, of the cluster that a plan in a file is for where no flag says another.
-fn of_plan(args: &ExplainArgs) -> RequestFlags {
+fn of_plan(args: &ExplainArgs) -> Result<RequestFlags, Diagnostic> {
     let mut asked = args.asked.clone();
     let text = || ir::file::read_text(args.file.as_ref()?.path()).ok();
     if asked.place.cluster.is("cpu-local")
-        && let Some(cluster) = text().and_then(|text| cluster_of(&text))
+        && let Some(cluster) = text().map(|text| cluster_of(&text)).transpose()?.flatten()
     {
         asked.place.cluster = PathArg::from(cluster);
     }
-    asked
+    Ok(asked)
 }
 
 fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
-    let asked = &of_plan(args);
+    let asked = &of_plan(args)?;
     if !args.what_if.is_empty() {
         refuse_changes(&args.what_if, &asked.place.cluster()?, &args.served)?;
         return gpus::what_if::what_if(asked, &args.what_if);

@@ -134,11 +134,13 @@ pub struct Args {
 
 impl Args {
     /// The cluster that is asked about: that of a plan in a file where no flag says it.
-    fn cluster_name(&self) -> String {
-        let text = || ir::file::read_text(self.from.as_ref()?.path()).ok();
-        let of_plan = || text().and_then(|text| planned::cluster_of(&text));
-        let usual = || of_plan().unwrap_or("h100").to_owned();
-        self.cluster.as_ref().map_or_else(usual, PathArg::to_string)
+    fn cluster(&self) -> Result<PathArg, Diagnostic> {
+        if let Some(cluster) = &self.cluster {
+            return Ok(cluster.clone());
+        }
+        let text = self.from.as_ref().and_then(|path| ir::file::read_text(path.path()).ok());
+        let of_plan = text.map(|text| planned::cluster_of(&text)).transpose()?.flatten();
+        Ok(of_plan.unwrap_or("h100").into())
     }
 }
 
@@ -156,7 +158,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let described_as = model(args, count(seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
-    let mut cluster = Cluster::load(args.cluster_name())?;
+    let args = &Args { cluster: Some(args.cluster()?), ..args.clone() };
+    let mut cluster = Cluster::load(args.cluster()?)?;
     if !cluster.groups.is_empty() {
         refuse_tool(args, "lays all devices out alike, and the cluster has groups")?;
         return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
@@ -558,7 +561,7 @@ impl Answer {
             "{} on {} x {}: {}\n",
             args.model,
             self.ranks(),
-            args.cluster_name(),
+            args.cluster.as_ref().map_or(String::new(), PathArg::to_string),
             found.configuration
         );
         text += &format!(
@@ -608,7 +611,7 @@ impl Answer {
         let found = &self.estimate;
         let document = documents::Score {
             model: args.model.to_string(),
-            cluster: args.cluster_name(),
+            cluster: args.cluster.as_ref().map_or(String::new(), PathArg::to_string),
             configuration: found.configuration.to_string(),
             style: self.profile.name.to_owned(),
             ranks: found.configuration.ranks(),

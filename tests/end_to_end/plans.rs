@@ -103,6 +103,12 @@ fn every_command_reads_the_text_of_a_plan() {
         let changed = errors(&line, 6);
         assert!(changed.contains("E3306") && changed.contains("gradient of `%wq`"), "{changed}");
     }
+    // The plan says for which devices it is, as text and as JSON.
+    let (text, json) = (
+        scratch.json("score gpt2-xl --from x.plan --json"),
+        scratch.json("score gpt2-xl --from x.json --json"),
+    );
+    assert_eq!([&text["cluster"], &json["cluster"]], ["a100", "a100"]);
     // One call keeps nothing, which no name says.
     let kept =
         whole.replacen("layer block keep full\n", "layer block keep full\n    keep none 1..2\n", 1);
@@ -132,6 +138,8 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     scratch.answer("compile gpt2-mini --plan x.plan -o same.gtl");
     let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("it is written");
     assert_eq!(read("same.gtl"), read("x.gtl"));
+    scratch.answer("compile gpt2-mini --cluster h100 --plan x.plan -o there.gtl");
+    assert_eq!(read("there.gtl"), read("x.gtl"));
     assert_eq!(scratch.run("compile gpt2-mini --plan x.plan --gbs 4").status.code(), Some(2));
     // What is compiled computes what one rank does: in f32, and in bf16, which GPUs usually take.
     let verified = scratch.json("verify gpt2-mini --plan x.plan --json");
@@ -355,6 +363,20 @@ fn failures_cost_time_and_money() {
     assert_eq!(scratch.run(alone).status.code(), Some(2));
     let serving = "cost llama-3-8b --cluster h100 --for inference --tokens 1M --mtbf 5h --save 1s";
     assert_eq!(scratch.run(serving).status.code(), Some(2));
+    // Devices that fail before anything is saved.
+    let at = "llama-3-8b --cluster h100 --gbs 64 --tokens 1B --mtbf 10s --save 30s";
+    let output = scratch.run(&format!("cost {at} --devices 8"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("next to nothing of the time counts"), "{errors}");
+    let size = scratch.run(&format!("size {at} --deadline 10d"));
+    let [page, errors] = [&size.stdout, &size.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(!size.status.success() && !page.contains("inf") && !errors.contains("inf"), "{page}");
+    // A limit of their power is what they draw.
+    let kwh = |more: &str| {
+        let line = format!("cost llama-3-8b --cluster h100 --devices 8 --gbs 64 --tokens 1B{more}");
+        number(&scratch.json(&format!("{line} --json"))["expected"]["energy_kwh"])
+    };
+    assert!(kwh(" --assume power=300W") < kwh(""));
 }
 
 /// Flags and the words of a name have one spelling, and say the same.

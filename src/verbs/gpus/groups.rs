@@ -19,7 +19,9 @@ use planner::search::groups::{self, Grouped};
 use planner::search::request::EVALUATIONS_MAX;
 
 use self::page::{Row, document, page, rows, table};
-use super::{arithmetic, assumed, assumption_lines, count, element_type, noted_model, samples_of};
+use super::{
+    arithmetic, assumed, assumption_lines, count, element_type, noted_model, samples_of, set_power,
+};
 use crate::verbs::assume;
 use crate::verbs::flags::{Aim, PlanArgs, RequestFlags};
 
@@ -66,6 +68,8 @@ impl Mixed {
                 group.device.power = Some(Power::constant(watts, "--watts"));
             }
         }
+        let stated = asked.assumed.stated()?;
+        cluster.groups.iter_mut().for_each(|group| set_power(group, &stated));
         let Described { work, tokens: seq, .. } = noted_model(asked)?;
         note_common_type(asked.dtype, &cluster);
         Ok(Mixed {

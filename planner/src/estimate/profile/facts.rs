@@ -545,11 +545,11 @@ impl Stated {
         if let Some(Value::Word(at)) = value { Some(fact.words[*at].name) } else { None }
     }
 
-    /// The imbalance that is stated, before a profile has it.
-    pub fn stated_imbalance(&self) -> Option<f64> {
+    /// The number that a fact is stated with, before a profile has it: `imbalance`, `power`.
+    pub fn number(&self, name: &str) -> Option<f64> {
         let all = FACTS.iter().zip(&self.values);
-        let value = all.filter(|(fact, _)| fact.name == "imbalance").find_map(|(_, value)| *value);
-        if let Some(Value::Number(times)) = value { Some(times) } else { None }
+        let value = all.filter(|(fact, _)| fact.name == name).find_map(|(_, value)| *value);
+        if let Some(Value::Number(number)) = value { Some(number) } else { None }
     }
 
     /// The profile with these facts, which are applied in its arithmetic.
