@@ -31,8 +31,11 @@ pub fn is_plan(text: &str) -> bool {
 /// # Errors
 /// `E5001` for a cluster of the user's own, which `--cluster` has to name.
 pub fn cluster_of(text: &str) -> Result<Option<&'static str>, Diagnostic> {
-    let json = || serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
-    let of_json = || json()["cluster"].as_str().map(str::to_owned);
+    let of_json = || {
+        let json: serde_json::Value = serde_json::from_str(text).ok()?;
+        let is_one = json["schema"] == "gantline.plan/1";
+        json["cluster"].as_str().filter(|_| is_one).map(str::to_owned)
+    };
     let of_text = || parse_plan("plan", text).ok().map(|plan| plan.cluster);
     let found = if is_plan(text) { of_text() } else { of_json() };
     let Some(cluster) = found else { return Ok(None) };

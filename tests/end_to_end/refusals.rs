@@ -386,8 +386,11 @@ fn plans_for_gpus_are_one_answer() {
             if is_it { "It is the fastest that fits" } else { "The fastest that fits, -" };
         assert!(page.contains(verdict), "{page}");
     }
+    // Where no flag says it, the cluster is the plan's.
+    let own = scratch.json("explain llama-3-8b --plan p.json --json");
+    assert_eq!(own["step_time_s"], plan["step_time_s"]);
     for (line, code) in [
-        ("explain llama-3-8b --plan p.json", 2),
+        ("explain gpt2 --plan p.json", 2),
         ("explain llama-3-8b --cluster h100 --devices 16 --plan p.txt", 2),
         ("explain gpt2 --cluster h100 --plan none.txt", 2),
     ] {

@@ -281,7 +281,7 @@ pub struct Bootstrap {
 
 /// How long a first process that has failed waits for the others, so that they end with it rather
 /// than look for it. Chosen: launchers start all processes within seconds.
-const FAREWELL: Duration = Duration::from_secs(5);
+const FAREWELL: Duration = Duration::from_secs(10);
 
 impl Drop for Bootstrap {
     fn drop(&mut self) {
