@@ -37,7 +37,7 @@ fn plans_for_tools_are_scored_from_their_files() {
     }
 }
 
-/// A model on its cluster, of which there are files of each tool.
+/// The model and the cluster of the plans whose files are changed.
 const CHANGED: &str = "llama-3-8b --cluster h100";
 
 /// Files of a plan of each tool, and copies with one thing changed.

@@ -8,7 +8,7 @@ use gantline_ir::{DType, Tensor};
 
 const CASES: &str = include_str!("../conformance/ops.txt");
 
-/// Ops that move elements, multiply or look up, of which there are cases.
+/// The ops that are not elementwise.
 const OTHERS: [&str; 27] = [
     "select",
     "cast",

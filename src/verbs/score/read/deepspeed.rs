@@ -1,6 +1,6 @@
 //! JSON of DeepSpeed.
 
-use ir::{DType, Diagnostic, Span};
+use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, Place};
 
 use super::said::Said;
@@ -54,24 +54,15 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     Ok(Layout { dtype, facts, ..layout })
 }
 
-/// The type of products: one of two, of which DeepSpeed takes one.
+/// The type of products.
 fn element_type(said: &mut Said, autos: &[String]) -> Option<Precision> {
-    match ["bf16.enabled", "fp16.enabled"].map(|name| said.is(name)) {
-        [false, false] => {
-            if !autos.iter().any(|name| name.ends_with("16.enabled")) {
-                let note = "neither `bf16` nor `fp16` is enabled: priced as if one were";
-                said.notes.push(note.to_owned());
-            }
-            None
-        }
-        [true, false] => Some(Precision::Of(DType::BF16)),
-        [false, true] => Some(Precision::Of(DType::F16)),
-        [true, true] => {
-            let headline = "`bf16` and `fp16` are both enabled".to_owned();
-            said.refuse("fp16.enabled", headline, "enable one of them");
-            None
-        }
+    let names = ["bf16.enabled", "fp16.enabled"].map(|name| (name, said.is(name)));
+    let found = said.half_precision(names);
+    if found.is_none() && !autos.iter().any(|name| name.ends_with("16.enabled")) {
+        let note = "neither `bf16` nor `fp16` is enabled: priced as if one were";
+        said.notes.push(note.to_owned());
     }
+    found
 }
 
 /// What it says of the executor: when gradients are reduced, and which optimizer there is.

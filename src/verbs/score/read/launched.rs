@@ -32,8 +32,8 @@ const LENGTHS: [&str; 5] =
     ["--block_size", "--max_length", "--max_seq_length", "--model_max_length", "--seq_length"];
 
 impl Launched {
-    /// Refuses a configuration of another batch than the trainer is told, which stops where they
-    /// differ.
+    /// Refuses a configuration whose type, micro-batch or accumulation differs from the script's
+    /// arguments: transformers' Trainer stops there.
     ///
     /// # Errors
     /// `E5016` at the file.

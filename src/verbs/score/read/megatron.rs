@@ -128,19 +128,11 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     Ok(Layout { overlap: Some(overlap), dtype, facts, ..layout })
 }
 
-/// The type of products: one of two, of which Megatron-LM takes one; f32 of a script with a whole
-/// model and neither.
+/// The type of products: f32 of a script with a whole model and neither flag.
 fn element_type(said: &mut Said) -> Option<Precision> {
-    match ["--bf16", "--fp16"].map(|name| said.has(name)) {
-        [false, false] => said.has("--hidden-size").then_some(Precision::Of(DType::F32)),
-        [true, false] => Some(Precision::Of(DType::BF16)),
-        [false, true] => Some(Precision::Of(DType::F16)),
-        [true, true] => {
-            let headline = "`--bf16` and `--fp16` are both there".to_owned();
-            said.refuse("--fp16", headline, "leave one of them out");
-            None
-        }
-    }
+    let names = ["--bf16", "--fp16"].map(|name| (name, said.has(name)));
+    let is_whole = said.has("--hidden-size");
+    said.half_precision(names).or(is_whole.then_some(Precision::Of(DType::F32)))
 }
 
 /// How attention is computed, where that is not left to Transformer Engine, which fuses it.
@@ -224,7 +216,7 @@ fn check_unsaid(said: &mut Said, own: DecoderSizes) {
     for (name, is_needed, what) in unsaid {
         if is_needed && !said.has(name) {
             let headline = format!("MODEL has {what}, and `{name}` is not there");
-            said.refuse(name, headline, "name the model that the script trains");
+            said.refuse(name, headline, "write it, or name the model that the script trains");
         }
     }
 }

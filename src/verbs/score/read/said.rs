@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ir::import::{nearest, nearest_within};
-use ir::{Diagnostic, Span};
+use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use serde_json::Value as Json;
 
 use super::Layout;
+use crate::job::Precision;
 
 /// A name and its value.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,6 +141,18 @@ impl Said {
                 false
             }
         }
+    }
+
+    /// The half precision that is switched on, by the names of bf16 and of fp16 and whether each is
+    /// on; both together are refused.
+    pub(super) fn half_precision(&mut self, names: [(&str, bool); 2]) -> Option<Precision> {
+        let [(bf16, is_bf16), (fp16, is_fp16)] = names;
+        if is_bf16 && is_fp16 {
+            let headline = format!("`{bf16}` and `{fp16}` are both there");
+            self.refuse(fp16, headline, "leave one of them out");
+        }
+        let found = [(DType::BF16, is_bf16), (DType::F16, is_fp16)].into_iter().find(|one| one.1);
+        found.map(|(dtype, _)| Precision::Of(dtype))
     }
 
     /// One of a few values; another one is refused.
