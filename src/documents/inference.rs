@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Object;
+use super::{Assumed, Object};
 
 /// A model that copies serve, and where.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -26,6 +26,22 @@ pub struct ServedModel {
     pub assumptions: Vec<String>,
     /// Bytes of a device for a job.
     pub have_bytes: f64,
+    /// On GPUs: how passes are assumed to be executed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Engine>,
+}
+
+/// How an engine is assumed to execute passes of inference.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Engine {
+    /// The execution profile.
+    pub profile: String,
+    /// Where its facts can be read.
+    pub source: String,
+    /// The attention kernel.
+    pub attention: String,
+    /// Everything that the price depends on, fact by fact.
+    pub assumptions: Vec<Assumed>,
 }
 
 /// How copies of a model answer prompts.
@@ -92,6 +108,8 @@ pub struct CompareInference {
     pub plans: Vec<Value>,
     /// How many of the last ones are the best of their clusters.
     pub bests: u64,
+    /// How passes are assumed to be executed.
+    pub executor: Engine,
 }
 
 /// What tokens of inference take, or an hour of a rate of them.
@@ -127,6 +145,8 @@ pub struct CostInference {
     pub currency: Option<String>,
     /// Whether devices are enough for the rate or the deadline.
     pub meets: bool,
+    /// How passes are assumed to be executed.
+    pub executor: Engine,
 }
 
 /// What tokens of inference take.
@@ -165,4 +185,6 @@ pub struct SizeInference {
     pub cluster: Option<String>,
     /// Ways that are enough, each with devices, nodes, money.
     pub rows: Vec<Value>,
+    /// How passes are assumed to be executed.
+    pub executor: Engine,
 }

@@ -116,16 +116,17 @@ pub struct ForTool {
     pub measured: String,
 }
 
+impl From<Assumption> for Assumed {
+    fn from(Assumption { name, value, stated }: Assumption) -> Assumed {
+        Assumed { name: name.to_owned(), value, stated }
+    }
+}
+
 impl Executor {
     /// What a profile assumes.
     pub fn of(profile: &Profile, for_tool: Option<ForTool>) -> Executor {
-        let assumed = |Assumption { name, value, stated }: Assumption| Assumed {
-            name: name.to_owned(),
-            value,
-            stated,
-        };
         Executor {
-            assumptions: profile.assumptions().into_iter().map(assumed).collect(),
+            assumptions: profile.assumptions().into_iter().map(Assumed::from).collect(),
             profile: profile.name.to_owned(),
             attention: profile.attention.name().to_owned(),
             weight_bytes: profile.weight_bytes,

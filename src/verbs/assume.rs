@@ -20,7 +20,8 @@ pub struct Assumed {
 
 const ABOUT: &str = "State facts of the executor on top of its profile, on GPUs. Every answer \
                      prints all of them, those that were stated apart. A fact without a \
-                     value is stated as `yes`. The facts, with what they can be:\n";
+                     value is stated as `yes`. In inference those count that are marked so. The \
+                     facts, with what they can be:\n";
 
 impl Assumed {
     /// What is stated.
@@ -41,6 +42,24 @@ impl Assumed {
         Stated::read(&all).map_err(wrong)
     }
 
+    /// What is stated of an executor of inference; facts that its price does not depend on are
+    /// refused.
+    pub fn stated_of_inference(&self) -> Result<Stated, Failure> {
+        let stated = self.stated()?;
+        let used = profile::FACTS.iter().filter(|fact| fact.inference).map(|fact| fact.name);
+        let used = used.collect::<Vec<_>>().join(", ");
+        let refuse = |name: &str| {
+            let headline = format!("`{name}` is of training, and `--for` asks about inference");
+            let help = match name {
+                "weights" => "write `--weight-dtype FORMAT`".to_owned(),
+                _ => format!("leave it out; facts of inference are {used}"),
+            };
+            usage("--assume", headline).help(help)
+        };
+        let refused: Vec<_> = stated.of_training().into_iter().map(refuse).collect();
+        if refused.is_empty() { Ok(stated) } else { Err(refused.into()) }
+    }
+
     /// Refuses facts where nothing reads them; `why` says what does not go together.
     pub fn refuse(&self, why: &str) -> Result<(), Failure> {
         let Some(first) = self.assume.first() else { return Ok(()) };
@@ -54,8 +73,12 @@ const COLUMNS: usize = 80;
 
 /// The facts that a profile assumes, those that are stated apart.
 pub fn lines(profile: &Profile) -> String {
-    let (stated, assumed): (Vec<_>, Vec<_>) =
-        profile.assumptions().into_iter().partition(|fact| fact.stated);
+    lines_of(profile.assumptions())
+}
+
+/// Facts in lines, those that are stated apart.
+pub fn lines_of(facts: Vec<Assumption>) -> String {
+    let (stated, assumed): (Vec<_>, Vec<_>) = facts.into_iter().partition(|fact| fact.stated);
     listed("assumes", &assumed) + &listed("stated", &stated)
 }
 

@@ -15,7 +15,7 @@ use planner::configuration::Configuration;
 use planner::divisors::divisors;
 use planner::estimate::Estimator;
 use planner::estimate::described::described;
-use planner::estimate::profile::{self, Profile};
+use planner::estimate::profile::{self, Assumption, Profile};
 use planner::estimate::serving::{
     Batch, Drafter, Drafting, Forward, Held, InFlight, Lengths, Load, PASS_TOKENS, Parts, Replica,
     Serving, StaticBatch,
@@ -24,7 +24,7 @@ use planner::estimate::workload::Item;
 use planner::limits::Decision;
 
 use self::page::print;
-use super::gpus::Subject;
+use super::gpus::{Subject, arithmetic};
 use crate::argument::PathArg;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
@@ -161,7 +161,7 @@ impl Models {
     /// # Errors
     /// If the draft model cannot be read, or has a vocabulary of another size.
     fn new(subject: Subject, requests: &Requests) -> Result<Models, Failure> {
-        let engine = requests.engine.unwrap_or(profile::GANTLINE);
+        let engine = requests.engine.unwrap_or(profile::GANTLINE).stating(subject.stated);
         let Some(path) = &requests.draft else {
             return Ok(Models { subject, draft: None, engine });
         };
@@ -216,6 +216,7 @@ fn with_context(asked: &RequestFlags, served: &Served) -> Result<RequestFlags, F
 /// Copies of a model on a cluster, and what they are asked to do.
 struct Copies<'a> {
     subject: &'a Subject,
+    engine: Profile,
     serving: Serving<'a>,
     wanted: Wanted,
     purpose: Purpose,
@@ -238,7 +239,8 @@ impl<'a> Copies<'a> {
             ..Serving::new(&estimators.model, subject.latent)
         };
         refuse_without_prompts(subject, &serving)?;
-        let copies = Copies { subject, serving, wanted, purpose };
+        let engine = models.engine.in_arithmetic(arithmetic(subject.dtype));
+        let copies = Copies { subject, engine, serving, wanted, purpose };
         copies.refuse_shared()?;
         Ok(copies)
     }
@@ -255,6 +257,21 @@ impl<'a> Copies<'a> {
 
     fn seq(&self) -> u32 {
         self.subject.work.seq
+    }
+
+    /// What the price assumes, fact by fact.
+    fn facts(&self) -> Vec<Assumption> {
+        let requests = &self.wanted.requests;
+        let mut facts = self.serving.assumptions();
+        for fact in &mut facts {
+            fact.stated |= fact.name == "kv-cache" && requests.kv_dtype.is_some();
+        }
+        facts.push(Assumption {
+            name: "pass-tokens",
+            value: output::count(self.wanted.pass_tokens().into()),
+            stated: requests.pass_tokens.is_some(),
+        });
+        facts
     }
 
     /// Tokens of a request: without lengths, a prompt of the whole context.
@@ -497,7 +514,7 @@ pub fn score(
 /// The cluster and the limits that inference is answered for; anything else is refused.
 fn refuse_others(asked: &RequestFlags, cluster: &Cluster) -> Result<(), Failure> {
     asked.refuse_tool("trains, and `--for` asks about inference")?;
-    asked.assumed.refuse("`--for` asks about inference")?;
+    asked.assumed.stated_of_inference()?;
     if asked.lora.is_some() {
         let headline = "inference is priced with adapters merged into the model".to_owned();
         return Err(usage("--lora", headline).help("leave it out").into());

@@ -179,11 +179,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let profile = profile.stating(args.assumed.stated_beside(&layout.facts)?);
     if args.served.is_inference()? {
         refuse_tool(args, "trains, and `--for` asks about inference")?;
-        args.assumed.refuse("`--for` asks about inference")?;
         refuse_profile(named)?;
         layout.note_remarks();
         let model = Described { work, latent, tokens, warnings };
         let subject = copies(model, cluster, configuration.ranks(), (dtype, arithmetic))?;
+        let subject = Subject { stated: args.assumed.stated_of_inference()?, ..subject };
         return inference::score(subject, &configuration, count(args.gbs), &args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {

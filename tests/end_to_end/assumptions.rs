@@ -58,6 +58,79 @@ fn facts_change_answers() {
     assert!(number(&counted["mfu"]) < number(&base["mfu"]));
 }
 
+/// Answers about inference list what their price depends on, whoever asks, and nothing of training.
+#[test]
+fn facts_of_inference_are_printed_everywhere() {
+    let scratch = Scratch::new("assume-inference");
+    let at = "llama-3-8b --cluster h100 --seq 4096 --for inference";
+    let facts = "--assume cuda-graphs,reserve=3GiB --kv-dtype f8";
+    for line in [
+        format!("plan {at} --devices 8"),
+        format!("fit {at} --devices 8"),
+        format!("explain {at} --devices 8"),
+        format!("compare {at} --devices 8 --with tp=8"),
+        format!("cost {at} --devices 8 --tokens 1B"),
+        format!("size {at} --token-time 9ms"),
+        format!("score {at} --tp 8"),
+    ] {
+        let document = scratch.json(&format!("{line} {facts} --json"));
+        let all = document["executor"]["assumptions"].as_array().expect("there are some");
+        let of = |is_asked: &dyn Fn(&Value) -> bool| -> Vec<&str> {
+            let asked = all.iter().filter(|one| is_asked(one));
+            asked.map(|one| one["name"].as_str().unwrap_or_default()).collect()
+        };
+        assert_eq!(of(&|one| one["stated"] == true), ["kv-cache", "cuda-graphs", "reserve"]);
+        for lacking in ["optimizer", "gradients", "overlap-gradients", "fragmentation", "flops"] {
+            assert!(!of(&|_| true).contains(&lacking), "{line}: {lacking}");
+        }
+        // Keys and values of 8 heads of 128 elements, in one byte each.
+        let cache = all.iter().find(|one| one["name"] == "kv-cache").expect("it is listed");
+        assert_eq!(cache["value"], "f8 (2048 bytes a token and layer)");
+        let page = scratch.answer(&format!("{line} {facts}"));
+        assert!(page.contains("engine   gantline: this compiler"), "{line}: {page}");
+        assert!(page.contains("assumes  weights 2 B, attention flash-best,"), "{line}: {page}");
+        let stated = "stated   kv-cache f8 (2048 bytes a token and layer), cuda-graphs yes,";
+        assert!(page.contains(stated), "{line}: {page}");
+    }
+}
+
+/// Each fact of inference changes what it is about, by what it says.
+#[test]
+fn facts_change_answers_about_inference() {
+    let scratch = Scratch::new("assume-inference-answers");
+    let row = |more: &str| {
+        let at = "llama-3-70b --cluster h100 --devices 8 --gbs 8 --seq 8192 --for inference";
+        scratch.json(&format!("fit {at} --fix tp=8,pp=1{more} --json"))["rows"][0].clone()
+    };
+    let base = row("");
+    let with = |facts: &str| row(&format!(" --assume {facts}"));
+    let of = |row: &Value, key: &str| number(&row[key]);
+    // Of a device, a billion bytes are reserved where nothing is stated.
+    let more = of(&with("reserve=3GiB"), "need_bytes") - of(&base, "need_bytes");
+    assert!((more - (3.0 * f64::from(1 << 30) - 1e9)).abs() < 1.0, "{more}");
+    // Eighty layers launch four products each, each of which the host takes 50 µs for.
+    let eager = with("cuda-graphs=no");
+    assert!(of(&eager, "token_s_alone") > 80.0 * 4.0 * 50e-6, "{eager:#}");
+    assert_eq!(with("cuda-graphs"), base);
+    // What is collected over ranks is no longer waited for, and all else is.
+    let alone = |facts: &str| of(&with(facts), "token_s_alone");
+    let [half, whole] = ["overlap-tp=50%", "overlap-tp=1"].map(alone);
+    let saved = [of(&base, "token_s_alone") - half, half - whole];
+    assert!(saved[0] > 0.0 && (saved[0] / saved[1] - 1.0).abs() < 1e-6, "{saved:?}");
+    // A new token waits for memory, and a prompt for products, whose clocks follow the power.
+    let capped = with("power=350W");
+    let times = |key: &str| of(&capped, key) / of(&base, key);
+    assert!(times("prompt_s") > 1.2 && times("token_s_alone") < times("prompt_s"), "{capped:#}");
+    assert!(of(&with("straggler=10%"), "prompt_s") > of(&with("straggler=0"), "prompt_s"));
+    assert!(of(&with("attention=materialised"), "prompt_s") > 1.05 * of(&base, "prompt_s"));
+    let experts = |more: &str| {
+        let at = "mixtral-8x7b --cluster h100 --devices 8 --gbs 64 --seq 4096 --for decode";
+        let found = scratch.json(&format!("fit {at} --fix tp=1,ep=8{more} --json"));
+        number(&found["rows"][0]["token_s"])
+    };
+    assert!(experts(" --assume imbalance=3") > experts(""));
+}
+
 /// What does not go together is refused, with the way out.
 #[test]
 fn wrong_facts_are_refused() {
@@ -70,7 +143,12 @@ fn wrong_facts_are_refused() {
         (format!("plan {at} --assume power=900W"), "700 W at most"),
         (format!("plan {at} --imbalance 2 --assume imbalance=1.5"), "stated twice"),
         (format!("plan {at} --assume imbalance=1.5"), "has no experts"),
-        (format!("plan {at} --for inference --assume cuda-graphs"), "asks about inference"),
+        (format!("plan {at} --for inference --assume optimizer=sgd"), "`optimizer` is of training"),
+        (
+            format!("cost {at} --tokens 1B --for inference --assume flops=6n"),
+            "`flops` is of training",
+        ),
+        (format!("fit {at} --for decode --assume weights=f32"), "write `--weight-dtype FORMAT`"),
         ("plan gpt2-mini --ranks 2 --assume cuda-graphs".to_owned(), "the cluster has CPUs"),
         (
             format!("plan {at} --for-tool megatron --assume optimizer=muon -o dir"),

@@ -284,7 +284,8 @@ impl Lowering<'_> {
             self.freeze(item, &mut lowered);
         }
         lowered.moments = self.moments(item, lowered.parameters);
-        if let (Some(bytes), Item::Product { .. }) = (self.profile.stated.saved_bytes, item) {
+        let saved_bytes = self.profile.stated.saved_bytes.filter(|_| self.weights.of_training);
+        if let (Some(bytes), Item::Product { .. }) = (saved_bytes, item) {
             self.keep_narrow(&mut lowered, bytes);
         }
         lowered

@@ -10,6 +10,7 @@
 //!
 //! Legend: b sequences of a group, t new tokens of each, c cached tokens of each.
 
+mod assumed;
 mod parts;
 pub mod requests;
 pub mod speculation;

@@ -5,7 +5,7 @@ use planner::configuration::Configuration;
 use planner::estimate::serving::Parts;
 use serde_json::{Value, json};
 
-use super::page::{header, laid, recommended, told};
+use super::page::{executor, header, laid, recommended, told};
 use super::{Copies, Models, Noted, Row, models, wanted};
 use crate::argument::PathArg;
 use crate::documents::{self, Document};
@@ -89,6 +89,7 @@ fn compared(ours: &Models, besides: &[Models], args: &CompareArgs) -> Result<Str
             seq: copies.seq().into(),
             plans: columns.into_iter().map(|column| column.told).collect(),
             bests: 1 + besides.len() as u64,
+            executor: executor(&copies),
         };
         return Ok(format!("{:#}", document.to_json()));
     }

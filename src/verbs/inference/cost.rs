@@ -3,7 +3,7 @@
 use planner::cluster::Cluster;
 use planner::estimate::serving::Lengths;
 
-use super::page::{answered, header, laid, recommended};
+use super::page::{answered, executor, header, laid, recommended};
 use super::{Copies, Models, Noted, Row, models, wanted};
 use crate::argument::HOUR_S;
 use crate::cache;
@@ -187,6 +187,7 @@ fn bill(models: &Models, args: &CostArgs, tokens: [f64; 2]) -> Result<(Exit, Str
             deadline_s: args.bill.deadline,
             currency: args.bill.currency(&subject.cluster),
             meets,
+            executor: executor(&copies),
         };
         format!("{:#}", document.to_json())
     } else {

@@ -189,6 +189,7 @@ fn document(subject: &Subject<'_>, found: &Found) -> Value {
             dtype: subject.dtype.name().to_owned(),
             assumptions: Vec::new(),
             have_bytes: have as f64,
+            executor: None,
         },
         fits: has_plan,
         recommended: recommended.and_then(|row| row.as_object().cloned()),

@@ -1,6 +1,7 @@
 //! What is printed of ways to lie for inference.
 
 use kernels::{Bytes, Seconds};
+use planner::estimate::profile::Profile;
 use planner::estimate::serving::{Lengths, Speculation, Storage};
 use serde_json::{Value, json};
 
@@ -8,6 +9,7 @@ use super::{Copies, Row};
 use crate::documents::{self, Document};
 use crate::failure::Exit;
 use crate::output::{self, Table};
+use crate::verbs::assume;
 use crate::verbs::flags::Purpose;
 use crate::verbs::gpus::{Subject, assumption_lines};
 
@@ -74,6 +76,18 @@ pub(super) fn served(copies: &Copies<'_>) -> documents::ServedModel {
         dtype: dtype.name().to_owned(),
         assumptions: work.assumptions.clone(),
         have_bytes: copies.have_bytes(),
+        executor: Some(executor(copies)),
+    }
+}
+
+/// How passes are assumed to be executed, for programs.
+pub(super) fn executor(copies: &Copies<'_>) -> documents::Engine {
+    let Profile { name, source, attention, .. } = copies.engine;
+    documents::Engine {
+        profile: name.to_owned(),
+        source: source.to_owned(),
+        attention: attention.name().to_owned(),
+        assumptions: copies.facts().into_iter().map(documents::Assumed::from).collect(),
     }
 }
 
@@ -131,17 +145,21 @@ pub(super) fn header(copies: &Copies<'_>) -> String {
     let limits: String = limits.collect();
     let seq = output::count(copies.seq().into());
     text += &format!("context  {seq} tokens, {batch}{limits}; {have} of a device for a job\n");
+    text += &engine_lines(copies);
     text += &requested(copies);
     text + &assumption_lines(work)
+}
+
+/// How passes are assumed to be executed, fact by fact.
+pub(super) fn engine_lines(copies: &Copies<'_>) -> String {
+    let Profile { name, source, .. } = copies.engine;
+    format!("engine   {name}: {source}\n{}", assume::lines_of(copies.facts()))
 }
 
 /// What requests are and how they are worked on, where flags say it.
 fn requested(copies: &Copies<'_>) -> String {
     let mut text = String::new();
     let requests = &copies.wanted.requests;
-    if let Some(engine) = requests.engine {
-        text += &format!("engine   {}: {}\n", engine.name, engine.source);
-    }
     if let Some(Lengths { prompt, output, shared }) = copies.wanted.lengths {
         let [prompt, output] = [prompt, output].map(|tokens| output::count(tokens.into()));
         text += &format!("requests {prompt} input tokens, {output} output tokens");

@@ -12,7 +12,7 @@ use planner::estimate::serving::Replica;
 use serde_json::{Value, json};
 
 use super::cost::tokens;
-use super::page::told;
+use super::page::{engine_lines, executor, told};
 use super::{Copies, Models, Noted, Row, Wanted, models, refuse_others, wanted};
 use crate::argument::HOUR_S;
 use crate::cache;
@@ -111,17 +111,33 @@ fn sized(kinds: &[Cluster], args: &CostArgs, load: Load) -> Result<(Exit, String
     });
     all.truncate(LISTED);
     let exit = if all.is_empty() { Exit::Infeasible } else { Exit::Success };
+    let (engine, lines) = assumed(&kinds[0], args)?;
     let text = match args.asked.json {
-        true => format!("{:#}", document(&all, args, load)),
-        false => page(&all, args, load, is_priced),
+        true => format!("{:#}", document(&all, args, load, engine)),
+        false => page(&all, args, load, (is_priced, &lines)),
     };
     Ok((exit, text))
 }
 
+/// How passes are assumed to be executed on devices of a kind, for programs and for people.
+fn assumed(kind: &Cluster, args: &CostArgs) -> Result<(documents::Engine, String), Failure> {
+    let asked = of_one_device(args);
+    let models = models(&asked, kind.clone(), &args.served, Noted::Before)?;
+    let estimators = models.estimators()?;
+    let wanted = Wanted::new(&args.served, None)?;
+    let copies = Copies::new(&models, &estimators, wanted, purpose(args))?;
+    Ok((executor(&copies), engine_lines(&copies)))
+}
+
+/// The request on one device, of which more are counted.
+fn of_one_device(args: &CostArgs) -> RequestFlags {
+    let place = crate::job::Where { ranks: Some(1), ..args.asked.place.clone() };
+    RequestFlags { place, ..args.asked.clone() }
+}
+
 /// For each way to lie on devices of a kind: how many are enough.
 fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Failure> {
-    let place = crate::job::Where { ranks: Some(1), ..args.asked.place.clone() };
-    let asked = RequestFlags { place, ..args.asked.clone() };
+    let asked = of_one_device(args);
     let limits = asked.all_limits()?;
     let models = models(&asked, kind.clone(), &args.served, Noted::Before)?;
     let each = kind.devices_per_node.unwrap_or(1) as u32;
@@ -240,7 +256,7 @@ fn counted(
     Ok((need <= f64::from(u32::MAX)).then_some((row, need as u32)))
 }
 
-fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
+fn document(all: &[Enough], args: &CostArgs, load: Load, executor: documents::Engine) -> Value {
     let best = all.first();
     let rows = all.iter().map(|enough| {
         let mut row = enough.told.clone();
@@ -259,11 +275,12 @@ fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
         devices: best.map(|enough| enough.devices.into()),
         cluster: best.map(|enough| enough.kind.clone()),
         rows: rows.collect(),
+        executor,
     };
     document.to_json()
 }
 
-fn page(all: &[Enough], args: &CostArgs, load: Load, is_priced: bool) -> String {
+fn page(all: &[Enough], args: &CostArgs, load: Load, (is_priced, engine): (bool, &str)) -> String {
     let mut asks = Vec::new();
     if let Some(limit_s) = args.served.requests.token_time {
         asks.push(format!("a token within {}", output::seconds(limit_s)));
@@ -279,7 +296,7 @@ fn page(all: &[Enough], args: &CostArgs, load: Load, is_priced: bool) -> String 
         asks.push(format!("{} sequences at once", output::count(sequences)));
     }
     let asks = asks.join(", ");
-    let mut text = format!("model    {}\nasked    {asks}\n\n", args.asked.model);
+    let mut text = format!("model    {}\nasked    {asks}\n{engine}\n", args.asked.model);
     let Some(best) = all.first() else {
         return text + "✗ no number of devices that was tried meets this\n";
     };

@@ -115,6 +115,8 @@ pub struct Fact {
     pub about: &'static str,
     /// Whether the tool's own configuration sets it: files that start a tool would have to say it.
     pub configured: bool,
+    /// Whether the price of inference depends on it, too.
+    pub inference: bool,
     /// The words that it can be; `yes` may be left out where it is one.
     pub words: &'static [Word],
     number: Option<Number>,
@@ -150,6 +152,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "weights",
         about: "Weights that products read, for each parameter",
         configured: true,
+        inference: false,
         words: &[
             word("bf16", "2 bytes", |p| weights(p, 2.0)),
             word("f32", "4 bytes", |p| weights(p, 4.0)),
@@ -161,6 +164,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "gradients",
         about: "Gradients as they are held; they are exchanged so too, unless `reduce` is stated",
         configured: true,
+        inference: false,
         words: &[
             word("bf16", "2 bytes", |p| gradients(p, 2.0)),
             word("f32", "4 bytes", |p| gradients(p, 4.0)),
@@ -172,6 +176,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "reduce",
         about: "Gradients as they are exchanged over data-parallel ranks",
         configured: true,
+        inference: false,
         words: &[
             word("bf16", "2 bytes", |p| reduces(p, 2.0)),
             word("f32", "4 bytes", |p| reduces(p, 4.0)),
@@ -183,6 +188,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "optimizer",
         about: "The optimizer: its moments, and what an update reads, writes and computes",
         configured: true,
+        inference: false,
         words: &[
             word("adamw", "two moments in f32: 8 bytes", |p| adam(p, 8.0)),
             word(
@@ -212,6 +218,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "moments",
         about: "Moments of an optimizer that has them for each parameter",
         configured: true,
+        inference: false,
         words: &[],
         number: bytes_of(moments),
         shown: apply::moments_text,
@@ -220,6 +227,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "masters",
         about: "Master weights, beside the weights that products read",
         configured: true,
+        inference: false,
         words: &[
             word("f32", "4 bytes, where the weights themselves are narrower", |p| {
                 if p.weight_bytes < 4.0 && p.master_bytes() < 2.0 {
@@ -235,6 +243,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "attention",
         about: "The inside of attention",
         configured: true,
+        inference: true,
         words: &[
             word("materialised", "scores in memory; mask and softmax are kernels", |p| {
                 p.attention = AttentionKernel::Separate;
@@ -259,6 +268,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "attention-copies",
         about: "Whether queries, keys and values are laid out anew around fused attention",
         configured: false,
+        inference: true,
         words: &[word("no", "kernels read them where they lie", |p| {
             p.around_attention = NOTHING;
         })],
@@ -269,6 +279,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "overlap-gradients",
         about: "Whether gradients are reduced beside the backward pass",
         configured: true,
+        inference: false,
         words: &[
             word("yes", "beside it", |p| p.gradients = Exchange::Overlapped),
             word("no", "after it", |p| p.gradients = Exchange::AtEnd),
@@ -280,6 +291,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "overlap-weights",
         about: "Whether sharded weights are gathered beside computation",
         configured: true,
+        inference: false,
         words: &[
             word("yes", "beside it", |p| {
                 (p.weights, p.backward_weights) = (Exchange::Overlapped, Exchange::Overlapped);
@@ -298,6 +310,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "overlap-tp",
         about: "Share of the collectives of tensor parallelism that run beside products",
         configured: true,
+        inference: true,
         words: &[word("no", "none", |p| overlaps_tensor(p, 0.0))],
         number: Some(Number {
             form: "SHARE",
@@ -311,6 +324,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "cuda-graphs",
         about: "Whether kernels are launched as graphs, so that the host takes no time",
         configured: true,
+        inference: true,
         words: &[
             word("yes", "as graphs", |p| graphs(p, true)),
             word("no", "one by one: 50 µs a launch, as PyTorch without compilation", |p| {
@@ -324,6 +338,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "saved",
         about: "Inputs of products that are kept for the backward pass",
         configured: true,
+        inference: false,
         words: &[
             word("computed", "in the type that the product read", |p| p.stated.saved_bytes = None),
             word("f8", "in 1 byte, cast by kernels of their own", |p| {
@@ -340,6 +355,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "fragmentation",
         about: "Share of the memory for activations and temporaries that the allocator cannot use",
         configured: false,
+        inference: false,
         words: &[],
         number: Some(Number {
             form: "SHARE",
@@ -353,6 +369,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "reserve",
         about: "Memory of a device for context, libraries and communicators (NCCL)",
         configured: false,
+        inference: true,
         words: &[],
         number: Some(Number {
             form: "SIZE",
@@ -366,6 +383,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "imbalance",
         about: "Expert load imbalance: the busiest rank's tokens over the mean",
         configured: false,
+        inference: true,
         words: &[],
         number: Some(Number {
             form: "TIMES",
@@ -379,6 +397,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "straggler",
         about: "How much slower the products and attention of the slowest device are than the mean",
         configured: false,
+        inference: true,
         words: &[],
         number: Some(Number {
             form: "SHARE",
@@ -395,6 +414,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "power",
         about: "Power limit of a device: clocks of products and attention follow its square root",
         configured: false,
+        inference: true,
         words: &[],
         number: Some(Number {
             form: "WATTS",
@@ -411,6 +431,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "flops",
         about: "Operations that MFU counts",
         configured: false,
+        inference: false,
         words: &[
             word("products", "2 for each multiply-add of products and attention, times 3", |p| {
                 p.stated.counted = Counted::Products;
@@ -433,6 +454,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "causal",
         about: "How MFU counts causal attention",
         configured: false,
+        inference: false,
         words: &[
             word("half", "the half that is seen", |p| p.stated.counts_masked = false),
             word("full", "as attention to all tokens", |p| p.stated.counts_masked = true),
@@ -444,6 +466,7 @@ pub const FACTS: [Fact; COUNT] = [
         name: "peak",
         about: "The peak of the hardware that MFU is against",
         configured: false,
+        inference: false,
         words: &[
             word("dense", "of dense products", |p| p.stated.sparse_peak = false),
             word("sparse", "twice that: structured sparsity", |p| p.stated.sparse_peak = true),
@@ -533,6 +556,12 @@ impl Stated {
         stated.filter(|(fact, _)| fact.configured).map(|(fact, _)| fact.name).collect()
     }
 
+    /// Of the facts that are stated, those that the price of inference does not depend on.
+    pub fn of_training(&self) -> Vec<&'static str> {
+        let stated = FACTS.iter().zip(&self.values).filter(|(_, value)| value.is_some());
+        stated.filter(|(fact, _)| !fact.inference).map(|(fact, _)| fact.name).collect()
+    }
+
     /// Whether one fact is stated.
     pub fn says(&self, name: &str) -> bool {
         FACTS.iter().zip(&self.values).any(|(fact, value)| fact.name == name && value.is_some())
@@ -581,12 +610,22 @@ impl fmt::Display for Stated {
 impl Profile {
     /// What the profile assumes, fact by fact; `self` is in its arithmetic.
     pub fn assumptions(&self) -> Vec<Assumption> {
+        self.assumptions_where(|_| true)
+    }
+
+    /// Those of them that the price of inference depends on.
+    pub fn assumptions_of_inference(&self) -> Vec<Assumption> {
+        self.assumptions_where(|fact| fact.inference)
+    }
+
+    fn assumptions_where(&self, is_asked: impl Fn(&Fact) -> bool) -> Vec<Assumption> {
         let line = |(fact, value): (&Fact, &Option<Value>)| Assumption {
             name: fact.name,
             value: (fact.shown)(self),
             stated: value.is_some(),
         };
-        FACTS.iter().zip(&self.stated.values).map(line).collect()
+        let all = FACTS.iter().zip(&self.stated.values);
+        all.filter(|(fact, _)| is_asked(fact)).map(line).collect()
     }
 }
 
@@ -612,7 +651,9 @@ pub fn table() -> String {
     let mut text = String::new();
     for fact in &FACTS {
         let number = fact.number.as_ref().map(|number| format!("={}", number.form));
-        text += &format!("  {}{}: {}\n", fact.name, number.unwrap_or_default(), fact.about);
+        let inference = if fact.inference { " (also in inference)" } else { "" };
+        let number = number.unwrap_or_default();
+        text += &format!("  {}{number}: {}{inference}\n", fact.name, fact.about);
         for word in fact.words {
             text += &format!("    {:<14} {}\n", word.name, word.means);
         }

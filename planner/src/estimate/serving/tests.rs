@@ -3,6 +3,7 @@
 use super::*;
 use crate::cluster::Cluster;
 use crate::estimate::described::{Described, described};
+use crate::estimate::profile::Stated;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Job, profile};
@@ -444,4 +445,41 @@ fn shared_prefixes_are_held_once() {
     let narrow = Storage { cache: storage::Format::of_cache("f8").unwrap(), ..Storage::default() };
     let narrow = Serving { storage: narrow, ..serving };
     assert_eq!(2.0 * narrow.held(copy).cache_bytes_per_token, each);
+}
+
+/// Facts say truly whether the passes or the memory of inference depend on them.
+#[test]
+fn facts_of_inference_are_those_that_its_price_depends_on() {
+    let cluster = h100();
+    let Described { work, latent, .. } = described("llama-3-70b", Some(4096)).unwrap();
+    let priced = |stated: Stated| {
+        let job = Job { global_batch: 1, arithmetic: Arithmetic::Half };
+        let engine = profile::GANTLINE.stating(stated);
+        let estimator = Estimator::over(8, &work, &cluster, engine, job).unwrap();
+        let serving = Serving::new(&estimator, latent);
+        let copy = serving.alone(8, 1);
+        let passes = [(8, 1, 2048), (1, 2048, 0)]
+            .map(|(batch, tokens, cached)| serving.forward(copy, batch, tokens, cached));
+        (passes, serving.bytes(copy, 8, [4096, 0], 2048))
+    };
+    let numbers = [
+        ("moments", "2"),
+        ("overlap-tp", "0.5"),
+        ("fragmentation", "10%"),
+        ("reserve", "3GiB"),
+        ("straggler", "7%"),
+        ("power", "400W"),
+    ];
+    let base = priced(Stated::NOTHING);
+    for fact in &profile::FACTS {
+        let numbers = numbers.iter().filter(|(name, _)| *name == fact.name);
+        let mut values = fact.words.iter().map(|word| word.name).chain(numbers.map(|(_, n)| *n));
+        let changes = values.any(|value| {
+            let stated: Stated = format!("{}={value}", fact.name).parse().unwrap();
+            priced(stated) != base
+        });
+        // Our own executor copies nothing around attention, and dense models have no experts.
+        let has_effect = !["attention-copies", "imbalance"].contains(&fact.name);
+        assert_eq!(changes, fact.inference && has_effect, "{}", fact.name);
+    }
 }
