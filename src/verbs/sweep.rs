@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use indicatif::ProgressBar;
+use ir::lora::Lora;
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::search::request::Chosen;
 use planner::tools::Target;
 
 use super::flags::{RequestFlags, refuse_cpus};
-use super::gpus::{Subject, answer, plan_row};
+use super::gpus::{Subject, adapter_line, answer, plan_row};
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{Document, Sweep, SweepRow};
 use crate::failure::{Exit, Failure, usage};
@@ -50,6 +51,9 @@ pub struct Args {
     /// The element type [default: bf16]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
+    /// Freeze the model and train low-rank adapters: as `plan --lora`
+    #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
+    pub lora: Option<Lora>,
     /// Plan for a tool, on GPUs: megatron, deepspeed or torchtitan, with a release as in
     /// megatron@core-0.13. The search stays within what it can express, priced as it executes
     #[arg(long, value_name = "TOOL[@RELEASE]", value_parser = job::tool)]
@@ -193,7 +197,7 @@ fn subject(
         gbs,
         dtype: args.dtype,
         precision: Vec::new(),
-        lora: None,
+        lora: args.lora.clone(),
         document_mask: false,
         imbalance: None,
         assumed: args.assumed.clone(),
@@ -264,6 +268,7 @@ fn csv(rows: &[SweepRow]) -> Result<Vec<u8>, Failure> {
 /// A map for each cluster and length: devices down, batches across, the darker the better.
 fn page(args: &Args, subject: &Subject, rows: &[SweepRow]) -> String {
     let mut text = format!("model    {}\n", args.model);
+    text += &adapter_line(&subject.work);
     text += &subject.executor_lines();
     for map in rows.chunk_by(|a, b| (&a.cluster, a.seq) == (&b.cluster, b.seq)) {
         text += &format!(

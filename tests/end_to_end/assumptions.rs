@@ -205,6 +205,30 @@ fn adapters_are_priced_on_gpus() {
     assert!(fits("--lora rank=16,weights=nf4-dq"));
 }
 
+/// A sweep with adapters has the plans that `plan` finds with them, which fit where those of the
+/// whole model do not.
+#[test]
+fn adapters_are_swept() {
+    let scratch = Scratch::new("sweep-lora");
+    let lora = "--lora rank=16,targets=all-linear,weights=nf4-dq";
+    let sizes = "llama-3-70b --cluster h100 --forbid offload";
+    let sweep = format!("sweep {sizes} --devices 1,8 --gbs 8 --seq 2048");
+    let whole = scratch.run(&format!("{sweep} --json"));
+    let whole: Value = serde_json::from_slice(&whole.stdout).expect("a document");
+    assert_eq!(whole["rows"][0]["fits"], false, "{whole:#}");
+    let swept = scratch.json(&format!("{sweep} {lora} --json"));
+    let rows = swept["rows"].as_array().expect("there are rows");
+    for row in rows {
+        let at = format!("{sizes} --devices {} --gbs 8 --seq 2048 {lora}", row["devices"]);
+        let plan = scratch.json(&format!("plan {at} --json"));
+        assert_eq!((&row["plan"], &row["step_time_s"]), (&plan["text"], &plan["step_time_s"]));
+    }
+    let page = scratch.answer(&format!("{sweep} {lora}"));
+    assert!(page.contains("adapters 207,093,760 parameters are trained"), "{page}");
+    let refused = scratch.run(&format!("{sweep} --lora rank=8,targets=queries"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("q_proj"));
+}
+
 /// Other hardware is laid beside that which there is; prices are printed in their currency.
 #[test]
 fn other_hardware_and_prices_are_answered() {
