@@ -54,6 +54,22 @@ impl Wanted {
     }
 }
 
+/// How many sequences copies have at once, over all of them.
+#[derive(Clone, Copy, Debug)]
+enum AtOnce {
+    /// As many as are stated.
+    Stated(u64),
+    /// As many as fit and are soon enough.
+    Most,
+    /// The same, but no more where twice as many give less than [`WORTH`] more tokens per second.
+    Enough,
+}
+
+/// The share of tokens per second that twice as many sequences give more, where they are worth it.
+/// Chosen: far below what predictions are off. Where t₁ + n t₂ seconds give n tokens, the last
+/// number that is worth it takes 25 to 50 times as long as one sequence.
+const WORTH: f64 = 0.02;
+
 /// A batched prefill.
 #[derive(Clone, Copy, Debug)]
 struct Prompts {
@@ -79,6 +95,8 @@ struct Row {
     /// Sequences of the fullest copy, and of all copies.
     load: Load,
     sequences: u64,
+    /// Sequences of a copy that fit and are soon enough; 0 where none does.
+    most: u64,
     /// The longest context, in tokens, of each of `longest_of` sequences over all copies: of the
     /// sequences asked for, or of one on each copy.
     longest: u64,
@@ -301,26 +319,29 @@ impl<'a> Copies<'a> {
     }
 
     /// What copies give that lie so, with the sequences that are wanted over all of them, or as
-    /// many as fit and are soon enough.
+    /// many as are enough.
     fn row(&self, copy: Replica, copies: u32) -> Row {
-        self.row_of(copy, copies, self.wanted.sequences)
+        self.row_of(copy, copies, self.wanted.sequences.map_or(AtOnce::Enough, AtOnce::Stated))
     }
 
-    /// The same with so many sequences over all copies; with none, as many as fit and are soon
-    /// enough.
-    fn row_of(&self, copy: Replica, copies: u32, sequences: Option<u64>) -> Row {
+    /// The same with so many sequences.
+    fn row_of(&self, copy: Replica, copies: u32, at_once: AtOnce) -> Row {
         let Copies { serving, wanted, .. } = self;
         let (lengths, piece, budget) = (self.lengths(), self.piece(), wanted.pass_tokens());
         let most = serving.most_sequences(copy, self.context(), piece);
+        let soon = self.in_time(copy, most);
         // Copies without a sequence wait, and so do stages.
-        let asked = sequences.map(|all| all.div_ceil(copies.into()));
-        let fullest = asked.unwrap_or_else(|| self.in_time(copy, most));
+        let (sequences, fullest) = match at_once {
+            AtOnce::Stated(all) => (Some(all), all.div_ceil(copies.into())),
+            AtOnce::Most => (None, soon),
+            AtOnce::Enough => (None, self.enough(copy, soon)),
+        };
         let is_prompt = self.purpose == Purpose::Prefill;
         let prompt = (most > 0).then(|| serving.prompt(copy, 1, lengths, budget));
         let late = |limit_s: f64| prompt.is_some_and(|prompt| prompt.latency_s > limit_s);
         let is_late = wanted.requests.first_token_time.is_some_and(late);
         let prompt = prompt.filter(|_| !is_late);
-        let is_soon = asked.is_none() || self.in_time(copy, fullest) == fullest;
+        let is_soon = sequences.is_none() || self.in_time(copy, fullest) == fullest;
         let fits = (1..=most).contains(&fullest) && is_soon && !is_late;
         let in_flight = match self.batches_in_flight() && fits {
             true => serving.in_flight(copy, fullest, lengths, budget),
@@ -329,7 +350,7 @@ impl<'a> Copies<'a> {
         // A budget of tokens may hold requests back that would fit.
         let working = in_flight.map_or(fullest, |found| found.sequences);
         let load = Load::of(working, copy.pp);
-        let each = asked.unwrap_or(1);
+        let each = sequences.map_or(1, |_| fullest);
         let asked_all = sequences.filter(|_| working == fullest);
         Row {
             copy,
@@ -337,6 +358,7 @@ impl<'a> Copies<'a> {
             held: serving.held(copy),
             load,
             sequences: asked_all.unwrap_or(u64::from(copies) * working),
+            most: if is_late { 0 } else { soon },
             longest: serving.longest_context(copy, each, piece),
             longest_of: sequences.unwrap_or(copies.into()),
             need_bytes: serving.bytes(copy, working.max(1), self.context(), piece),
@@ -353,6 +375,35 @@ impl<'a> Copies<'a> {
     /// Whether answers are about in-flight batching.
     fn batches_in_flight(&self) -> bool {
         self.purpose == Purpose::Inference && self.lengths().output > 0
+    }
+
+    /// The sequences of a copy, up to `most`, of which twice as many give less than [`WORTH`] more
+    /// tokens per second, as `most` is halved.
+    fn enough(&self, copy: Replica, most: u64) -> u64 {
+        let Copies { serving, .. } = self;
+        if most <= 1 || self.purpose == Purpose::Prefill {
+            return most;
+        }
+        let rate = |sequences: u64| match self.batches_in_flight() {
+            true => {
+                let budget = self.wanted.pass_tokens();
+                let found = serving.in_flight(copy, sequences, self.lengths(), budget);
+                found.map_or(0.0, |found| found.tokens_per_s)
+            }
+            false => {
+                let Load { groups, batch, .. } = Load::of(sequences, copy.pp);
+                sequences as f64 / serving.token(copy, batch, self.cached()).turn_s(groups)
+            }
+        };
+        let (mut sequences, mut given) = (most, rate(most));
+        while sequences > 1 {
+            let half = rate(sequences / 2);
+            if given > half * (1.0 + WORTH) {
+                break;
+            }
+            (sequences, given) = (sequences / 2, half);
+        }
+        sequences
     }
 
     /// The most sequences of a copy, up to `most`, that have their tokens soon enough.

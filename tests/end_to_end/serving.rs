@@ -383,3 +383,41 @@ fn contradicting_requests_are_refused() {
     let encodes = "--for inference --input-len 100 --output-len 9 --shared-prefix 10";
     wrong("t5-11b", encodes, "as a whole");
 }
+
+/// Short requests, many of which a pass has room for.
+const IN_FLIGHT: &str = "mixtral-8x7b --devices 8 --input-len 4 --output-len 4 \
+                         --pass-tokens 1000000 --fix tp=1,pp=1,ep=8";
+
+/// Without a limit copies take as many sequences as fit, but no more than help: where fewer are
+/// taken than fit, twice as many give hardly more, and half of them would give less.
+#[test]
+fn sequences_are_as_many_as_help() {
+    let scratch = Scratch::new("serving-enough");
+    for (asked, is_bounded) in [
+        ("mixtral-8x7b --devices 8 --seq 4 --fix tp=1,pp=1,ep=8", true),
+        ("mixtral-8x7b --devices 64 --seq 16 --fix tp=8,pp=1,ep=8", true),
+        ("gpt2 --devices 1 --seq 64", true),
+        ("gpt2 --devices 1 --input-len 20 --output-len 400", false),
+        (IN_FLIGHT, true),
+        ("llama-3-70b --devices 8 --seq 8192 --fix tp=8,pp=1", false),
+        ("mixtral-8x7b --devices 8 --seq 32768 --fix tp=1,pp=1,ep=8", false),
+    ] {
+        let line = format!("plan {asked} --cluster h100 --for inference");
+        let row = |more: &str| scratch.json(&format!("{line}{more} --json"))["rows"][0].clone();
+        let taken = row("");
+        let rate = |row: &Value| number(&row["tokens_per_s_per_device"]);
+        let [all, fitting] = ["sequences", "sequences_that_fit"].map(|key| number(&taken[key]));
+        assert_eq!(all < fitting, is_bounded, "{line}: {taken:#}");
+        let of_copy = all / number(&taken["copies"]);
+        let half = (of_copy / 2.0).floor() * number(&taken["copies"]);
+        let half = row(&format!(" --gbs {half}"));
+        assert!(rate(&taken) > 1.019 * rate(&half), "{line}: {half:#}");
+        let page = scratch.answer(&line);
+        assert_eq!(page.contains(" sequences fit; twice as many as "), is_bounded, "{page}");
+        if is_bounded {
+            let twice = row(&format!(" --gbs {}", 2.0 * all));
+            assert!(rate(&twice) < 1.021 * rate(&taken), "{line}: {twice:#}");
+            assert!(number(&taken["token_s"]) < 120.0 * number(&taken["token_s_alone"]), "{line}");
+        }
+    }
+}

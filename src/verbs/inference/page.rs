@@ -5,7 +5,7 @@ use planner::estimate::profile::Profile;
 use planner::estimate::serving::{Lengths, Speculation, Storage};
 use serde_json::{Value, json};
 
-use super::{Copies, Row};
+use super::{Copies, Row, WORTH};
 use crate::documents::{self, Document};
 use crate::failure::Exit;
 use crate::output::{self, Table};
@@ -107,6 +107,7 @@ pub(super) fn told(copies: &Copies<'_>, row: &Row) -> Value {
         "longest_context": row.longest,
         "longest_context_sequences": row.longest_of,
         "sequences": row.sequences,
+        "sequences_that_fit": row.most * u64::from(row.copies),
         "prompt_s": row.prompt.filter(|_| fits).map(|prompt| prompt.latency_s),
         "prompt_tokens_per_s_per_device":
             row.prompt_rate(copies.lengths().own_prompt()).filter(|_| fits),
@@ -135,7 +136,7 @@ pub(super) fn header(copies: &Copies<'_>) -> String {
     let have = Bytes(copies.have_bytes() as u64);
     let batch = match copies.wanted.sequences {
         Some(sequences) => format!("{} sequences at once", output::count(sequences)),
-        None => "as many sequences at once as fit".to_owned(),
+        None => "as many sequences at once as fit and help".to_owned(),
     };
     let requests = &copies.wanted.requests;
     let limits = [("a token", requests.token_time), ("a first token", requests.first_token_time)];
@@ -258,7 +259,24 @@ fn taken(copies: &Copies<'_>, best: &Row, rows: &[Row]) -> String {
         let what = if prefill { "a prompt" } else { "a token alone" };
         text += &format!("  the soonest is {}: {what} in {}\n", other.copy, Seconds(time));
     }
-    text + &batches(best)
+    text + &not_worth_it(copies, best) + &batches(best)
+}
+
+/// How many sequences fit, where more than those of the row help little.
+fn not_worth_it(copies: &Copies<'_>, best: &Row) -> String {
+    if copies.wanted.sequences.is_some() || copies.purpose == Purpose::Prefill {
+        return String::new();
+    }
+    let all = best.most * u64::from(best.copies);
+    if all <= best.sequences {
+        return String::new();
+    }
+    let [all, taken] = [all, best.sequences].map(output::count);
+    let percent = 100.0 * WORTH;
+    format!(
+        "  {all} sequences fit; twice as many as {taken} give at most {percent}% more tokens/s: \
+         `--gbs N` asks for N\n"
+    )
 }
 
 /// Latency of a static batch, and prompts of a pass of in-flight batching.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::cost::tokens;
 use super::page::{engine_lines, executor, told};
-use super::{Copies, Models, Noted, Row, Wanted, models, refuse_others, wanted};
+use super::{AtOnce, Copies, Models, Noted, Row, Wanted, models, refuse_others, wanted};
 use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document};
@@ -232,10 +232,12 @@ fn counted(
     let own = models.on(devices);
     let estimators = own.estimators()?;
     let count = devices / copy.tp / copy.pp;
-    // Each copy takes the most sequences that it can; the number of copies follows from the demand.
+    // The number of copies follows from the demand.
     let wanted = Wanted::new(&args.served, None)?;
     let copies = Copies::new(&own, &estimators, wanted, purpose(args))?;
-    let row = copies.row(copy, count);
+    // Where sequences are asked for, each copy has to hold as many as it can.
+    let at_once = load.sequences.map_or(AtOnce::Enough, |_| AtOnce::Most);
+    let row = copies.row_of(copy, count, at_once);
     if !row.fits(copies.purpose) {
         return Ok(None);
     }

@@ -9,7 +9,7 @@ use ir::{Diagnostic, Mesh, Plan, Span};
 use planner::check::check_memory;
 use planner::inference::Replicas;
 
-use super::{Copies, Row};
+use super::{AtOnce, Copies, Row};
 use crate::failure::{Failure, usage};
 use crate::generation::{DECODE, Pieces};
 use crate::job;
@@ -51,7 +51,7 @@ pub(super) fn plan(copies: &Copies<'_>, row: &Row, asked: &RequestFlags) -> Resu
         let plan = Plan {
             cluster: subject.cluster.describe(),
             target: subject.cluster.target(),
-            predictions: predictions(&copies.row_of(row.copy, row.copies, Some(all))),
+            predictions: predictions(&copies.row_of(row.copy, row.copies, AtOnce::Stated(all))),
             ..replicas.plan()?
         };
         let programs = pieces.compile(&plan)?;
