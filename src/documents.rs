@@ -121,6 +121,7 @@ documents! {
     InspectOnnx "inspect_onnx",
     Kernels "kernels",
     Largest "largest",
+    LargestInference "largest-inference",
     Plan "plan",
     PlanGroups "plan-groups",
     ExplainGroups "explain-groups",

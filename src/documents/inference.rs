@@ -60,6 +60,24 @@ pub struct Inference {
     pub rows: Vec<Value>,
 }
 
+/// The longest context, or the most sequences at once, for which a layout fits.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct LargestInference {
+    /// What is asked about.
+    #[serde(flatten)]
+    pub subject: ServedModel,
+    /// `seq`, `mbs` or `gbs`.
+    pub of: String,
+    /// The largest that fits.
+    pub largest: Option<u64>,
+    /// The way to lie with which it does.
+    pub row: Option<Value>,
+    /// The smallest that was tried and does not fit; null where all fit.
+    pub next: Option<u64>,
+    /// Why that does not.
+    pub reason: Option<String>,
+}
+
 /// Where the time of a token and of a prompt goes.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ExplainInference {

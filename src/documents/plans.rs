@@ -607,8 +607,8 @@ pub struct Largest {
     pub largest: Option<u64>,
     /// Its fastest plan.
     pub plan: Option<PlanRow>,
-    /// The smallest that was tried and does not fit.
-    pub next: u64,
+    /// The smallest that was tried and does not fit; null where all fit.
+    pub next: Option<u64>,
     /// Why that does not.
     pub reason: Option<String>,
 }

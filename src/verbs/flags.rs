@@ -448,10 +448,12 @@ pub struct PlanArgs {
 /// What is as large as it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Largest {
-    /// Tokens of a sample
+    /// Tokens of a sample; in inference tokens of context
     Seq,
-    /// Samples of a micro-batch on one data-parallel rank
+    /// Samples of a micro-batch on one data-parallel rank; in inference slots of a replica
     Mbs,
+    /// In inference, sequences at once over all replicas
+    Gbs,
 }
 
 /// Flags of `fit`.
@@ -460,7 +462,8 @@ pub struct FitArgs {
     /// The question
     #[command(flatten)]
     pub asked: RequestFlags,
-    /// Find the longest sequence, or the largest micro-batch, for which any plan fits, on GPUs
+    /// Find the longest sequence, or the largest micro-batch, for which any plan fits, on GPUs; in
+    /// inference the longest context of --gbs sequences, or the most sequences at once
     #[arg(long, value_enum, value_name = "WHAT")]
     pub largest: Option<Largest>,
     /// What fits on other hardware, on GPUs: as `explain --what-if`

@@ -5,6 +5,7 @@ pub mod compare;
 pub mod cost;
 pub mod cpus;
 pub mod explain;
+pub mod largest;
 mod page;
 pub mod size;
 mod written;

@@ -177,11 +177,10 @@ fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
         return gpus::what_if::what_if(asked, &args.what_if);
     }
     if args.served.is_inference()? {
-        if args.largest.is_some() {
-            let headline = "the largest that fits is searched for in training".to_owned();
-            return Err(usage("--largest", headline).help("leave it out").into());
-        }
         let cluster = asked.place.cluster()?;
+        if let Some(what) = args.largest {
+            return inference::largest::largest(asked, cluster, &args.served, what);
+        }
         return inference::serve(asked, cluster, &args.served, Told::Ways, None);
     }
     if let Some(cluster) = asked.gpus()? {

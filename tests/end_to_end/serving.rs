@@ -384,6 +384,57 @@ fn contradicting_requests_are_refused() {
     wrong("t5-11b", encodes, "as a whole");
 }
 
+/// The largest number of sequences or tokens fits, and the next does not; so do slots of a replica.
+#[test]
+fn the_largest_fits_and_the_next_does_not() {
+    let scratch = Scratch::new("serving-largest");
+    let at = "llama-3-70b --cluster h100 --devices 16 --for inference";
+    for (what, beside) in [
+        ("gbs", " --seq 4096"),
+        ("gbs", " --seq 4096 --token-time 20ms"),
+        ("gbs", " --input-len 2000 --output-len 100 --kv-dtype f8"),
+        ("seq", " --gbs 24"),
+        ("seq", ""),
+        ("seq", " --first-token-time 2s"),
+    ] {
+        let line = format!("fit {at}{beside}");
+        let found = scratch.json(&format!("{line} --largest {what} --json"));
+        for (key, code) in [("largest", 0), ("next", 3)] {
+            let line = format!("{line} --{what} {}", found[key]);
+            assert_eq!(scratch.run(&line).status.code(), Some(code), "{line}: {found:#}");
+        }
+        assert!(number(&found["row"]["need_bytes"]) <= number(&found["have_bytes"]), "{found:#}");
+        let page = scratch.answer(&format!("{line} --largest {what}"));
+        assert!(page.contains(" is the largest: tp="), "{page}");
+    }
+    // Slots of a replica: those of two replicas of the same layout are twice as many.
+    let slots = |devices: usize, what: &str| {
+        let line = format!("fit llama-3-70b --cluster h100 --devices {devices} --seq 4096");
+        let line = format!("{line} --for inference --fix tp=8,pp=1 --largest {what} --json");
+        number(&scratch.json(&line)["largest"])
+    };
+    assert_eq!(slots(16, "gbs"), 2.0 * slots(16, "mbs"));
+    assert_eq!(slots(16, "mbs"), slots(8, "mbs"));
+    // A table of positions has an end, whatever memory holds.
+    let line = "fit gpt2 --cluster h100 --devices 1 --for inference --largest seq";
+    assert_eq!(scratch.json(&format!("{line} --json"))["largest"], 1024);
+    let line = "fit llama-3-70b --cluster h100 --devices 1 --for inference --largest";
+    for (line, code, said) in [
+        (format!("{line} seq"), 3, "nothing fits at any seq"),
+        (format!("{line} mbs --seq 64"), 3, "nothing fits at any mbs"),
+        (format!("{line} seq --seq 64"), 2, "`--seq` is given"),
+        (format!("{line} gbs --gbs 64"), 2, "`--gbs` is given"),
+        (format!("{line} mbs").replace("inference", "prefill"), 2, "`--for inference`"),
+        (format!("{line} gbs").replace("--for inference ", ""), 2, "`--largest mbs`"),
+        ("fit gpt2-mini --ranks 2 --for inference --largest mbs".to_owned(), 2, "CPUs"),
+    ] {
+        let output = scratch.run(&line);
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(output.status.code() == Some(code) && text.contains(said), "{line}: {text}");
+    }
+}
+
 /// Short requests, many of which a pass has room for.
 const IN_FLIGHT: &str = "mixtral-8x7b --devices 8 --input-len 4 --output-len 4 \
                          --pass-tokens 1000000 --fix tp=1,pp=1,ep=8";

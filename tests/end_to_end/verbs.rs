@@ -857,6 +857,7 @@ const ANSWERED: &[&str] = &[
     "compare llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --with dp=8;dp=8 --json",
     "inspect tiny --fusions --json",
     "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+    "fit llama-3-8b --cluster h100 --seq 2048 --for inference --largest gbs --json",
     "explain llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     "explain llama-3-8b --cluster h100 --devices 8 --gbs 64 --what-if memory=141GB --json",
     "compare llama-3-8b --cluster h100 --seq 2048 --for inference --with tp=8 --json",

@@ -13,10 +13,12 @@ use crate::output;
 use crate::verbs::flags::{Aim, Largest, RequestFlags};
 
 impl Largest {
-    fn name(self) -> &'static str {
+    /// Its name in flags.
+    pub fn name(self) -> &'static str {
         match self {
             Largest::Seq => "seq",
             Largest::Mbs => "mbs",
+            Largest::Gbs => "gbs",
         }
     }
 
@@ -24,15 +26,15 @@ impl Largest {
     fn first(self) -> usize {
         match self {
             Largest::Seq => 1024,
-            Largest::Mbs => 1,
+            Largest::Mbs | Largest::Gbs => 1,
         }
     }
 
     /// The most that is tried. Chosen: far above what any device holds.
     fn most(self) -> usize {
         match self {
-            Largest::Seq => 1 << 24,
-            Largest::Mbs => 1 << 16,
+            Largest::Seq => 1 << 30,
+            Largest::Mbs | Largest::Gbs => 1 << 16,
         }
     }
 
@@ -41,9 +43,53 @@ impl Largest {
         match self {
             // A 64th, in whole tiles of products.
             Largest::Seq => (fits / 64).next_power_of_two().max(128),
-            Largest::Mbs => 1,
+            Largest::Mbs | Largest::Gbs => 1,
         }
     }
+
+    /// Doubles until nothing fits, then halves what is between. `tried` says what fits with a
+    /// number, or why nothing does.
+    pub fn search<T>(
+        self,
+        mut tried: impl FnMut(usize) -> Result<Result<T, String>, Failure>,
+    ) -> Result<Searched<T>, Failure> {
+        let mut found: Option<(usize, T)> = None;
+        let mut number = self.first();
+        let mut fails = loop {
+            match tried(number)? {
+                Ok(fits) if number >= self.most() => {
+                    return Ok(Searched { found: Some((number, fits)), next: None });
+                }
+                Ok(fits) => found = Some((number, fits)),
+                Err(reason) => break (number, reason),
+            }
+            number *= 2;
+        };
+        // Below the first number, too, something may fit.
+        let mut low = found.as_ref().map_or(0, |(number, _)| *number);
+        while fails.0 - low > self.step(low) {
+            let step = self.step(low);
+            let middle = (low + (fails.0 - low) / 2).next_multiple_of(step);
+            let middle = middle.min(fails.0 - 1).max(1);
+            if middle <= low {
+                break;
+            }
+            match tried(middle)? {
+                Ok(fits) => (low, found) = (middle, Some((middle, fits))),
+                Err(reason) => fails = (middle, reason),
+            }
+        }
+        Ok(Searched { found, next: Some(fails) })
+    }
+}
+
+/// The largest number with which something fits.
+#[derive(Clone, Debug)]
+pub struct Searched<T> {
+    /// That number, and what fits with it; none where nothing fits with any.
+    pub found: Option<(usize, T)>,
+    /// The smallest that was tried with which nothing fits, and why; none where all fit.
+    pub next: Option<(usize, String)>,
 }
 
 /// What fits with a number.
@@ -54,18 +100,19 @@ struct Fits {
     held_bytes: f64,
 }
 
-/// A number, and its fastest plan or why there is none.
-type Tried = (usize, Result<Fits, String>);
-
-/// Answers `fit --largest`: doubles until nothing fits, then halves what is between.
+/// Answers `fit --largest`.
 pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result<Exit, Failure> {
     if !cluster.groups.is_empty() {
         let headline = "the largest of groups of devices is not searched for".to_owned();
         return Err(usage("--largest", headline).help("ask about one group alone").into());
     }
+    if what == Largest::Gbs {
+        let headline = "a step has as many micro-batches as its batch takes, whatever that is";
+        return Err(usage("--largest", headline.to_owned()).help("write `--largest mbs`").into());
+    }
     let given = match what {
         Largest::Seq => asked.seq.is_some(),
-        Largest::Mbs => asked.all_limits()?.fixed(Decision::Mbs).is_some(),
+        Largest::Mbs | Largest::Gbs => asked.all_limits()?.fixed(Decision::Mbs).is_some(),
     };
     if given {
         let headline = format!("`{}` is given, and its largest value asked for", what.name());
@@ -75,31 +122,8 @@ pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result
         let headline = "the batch follows the micro-batch that is tried, and `--gbs` is given";
         return Err(usage("--gbs", headline).help("leave it out").into());
     }
-    let mut fits: Option<Tried> = None;
-    let mut number = what.first();
-    let mut fails = loop {
-        let tried = tried(asked, cluster, what, number)?;
-        if tried.1.is_err() || number >= what.most() {
-            break tried;
-        }
-        number *= 2;
-        fits = Some(tried);
-    };
-    // Below the first number, too, something may fit.
-    let mut low = fits.as_ref().map_or(0, |(number, _)| *number);
-    while fails.1.is_err() && fails.0 - low > what.step(low) {
-        let step = what.step(low);
-        let middle = (low + (fails.0 - low) / 2).next_multiple_of(step).min(fails.0 - 1).max(1);
-        if middle <= low {
-            break;
-        }
-        let tried = tried(asked, cluster, what, middle)?;
-        match tried.1 {
-            Ok(_) => (low, fits) = (middle, Some(tried)),
-            Err(_) => fails = tried,
-        }
-    }
-    tell(asked, what, fits, fails)
+    let found = what.search(|number| tried(asked, cluster, what, number))?;
+    tell(asked, what, found)
 }
 
 /// Searches with one number.
@@ -108,11 +132,11 @@ fn tried(
     cluster: &Cluster,
     what: Largest,
     number: usize,
-) -> Result<Tried, Failure> {
+) -> Result<Result<Fits, String>, Failure> {
     let mut own = asked.clone();
     match what {
         Largest::Seq => own.seq = Some(number),
-        Largest::Mbs => {
+        Largest::Mbs | Largest::Gbs => {
             own.limited.axes.mbs = Some(number);
             // A batch that every number of data-parallel ranks divides.
             let devices = own.place.ranks(cluster);
@@ -123,7 +147,7 @@ fn tried(
         Ok(subject) => subject,
         // A table of positions has an end.
         Err(Failure::Input(wrong)) if wrong.iter().all(|one| one.code == "E1108") => {
-            return Ok((number, Err(wrong[0].headline.clone())));
+            return Ok(Err(wrong[0].headline.clone()));
         }
         Err(failure) => return Err(failure),
     };
@@ -135,19 +159,16 @@ fn tried(
         Ok((best, held))
     });
     match settled {
-        Ok((best, held_bytes)) => Ok((number, Ok(Fits { subject, best, held_bytes }))),
-        Err(failure) => Ok((number, Err(failure.into_no()?.headline))),
+        Ok((best, held_bytes)) => Ok(Ok(Fits { subject, best, held_bytes })),
+        Err(failure) => Ok(Err(failure.into_no()?.headline)),
     }
 }
 
 fn tell(
     asked: &RequestFlags,
     what: Largest,
-    fits: Option<Tried>,
-    (next, outcome): Tried,
+    Searched { found, next }: Searched<Fits>,
 ) -> Result<Exit, Failure> {
-    let reason = outcome.err();
-    let found = fits.and_then(|(number, found)| Some((number, found.ok()?)));
     let exit = if found.is_some() { Exit::Success } else { Exit::Infeasible };
     if asked.json {
         let document = documents::Largest {
@@ -157,8 +178,8 @@ fn tell(
                 peak_mem_bytes: fits.held_bytes,
                 ..plan_row(&fits.subject, &fits.best)
             }),
-            next: next as u64,
-            reason,
+            next: next.as_ref().map(|(number, _)| *number as u64),
+            reason: next.map(|(_, reason)| reason),
         };
         output::answer_json(&document.to_json());
         return Ok(exit);
@@ -174,7 +195,7 @@ fn tell(
         ),
         None => format!("✗ nothing fits at any {}\n", what.name()),
     };
-    if let Some(reason) = reason {
+    if let Some((next, reason)) = next {
         text += &format!("  {}={next}: {reason}\n", what.name());
     }
     output::answer(&text);

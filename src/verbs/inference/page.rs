@@ -308,7 +308,7 @@ pub(super) fn laid(row: &Row) -> String {
 }
 
 /// Why no row fits.
-fn refused(copies: &Copies<'_>, rows: &[Row]) -> String {
+pub(super) fn refused(copies: &Copies<'_>, rows: &[Row]) -> String {
     let have = Bytes(copies.have_bytes() as u64);
     if let Some(missing) = missing_bytes(copies, rows) {
         let nearest = rows.first().map_or(String::new(), |row| row.copy.to_string());
