@@ -20,7 +20,7 @@ use planner::search::request::EVALUATIONS_MAX;
 use planner::tools::{Target, Tool};
 use serde_json::Value;
 
-use self::read::{DecoderSizes, Known, Layout, OfGroups};
+use self::read::{Allocation, DecoderSizes, Known, Layout, OfGroups};
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{self, DeviceMemory, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
@@ -165,7 +165,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
     }
     let words = words(args)?;
-    let layout = layout(args, work.depth())?;
+    let layout = layout(args, &cluster, work.depth())?;
     let args = &with_adapters(args, &layout)?;
     if seq.is_none() && layout.seq.is_some() || layout.lora.is_some() {
         Described { work, tokens, .. } = model(args, count(seq).or(layout.seq))?;
@@ -409,17 +409,19 @@ fn with_adapters(args: &Args, layout: &Layout) -> Result<Args, Diagnostic> {
 }
 
 /// The layout that a text or a file says, before flags override it.
-fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
+fn layout(args: &Args, cluster: &Cluster, layers: u32) -> Result<Layout, Failure> {
     let Some(path) = &args.from else {
         let configuration = args.config.parse()?;
         return Ok(Layout::of(configuration));
     };
     let text = read_text(path, "--from")?;
-    let launched = read::launched(path.path(), &text);
+    let (devices, per_node) = (count(args.devices), count(cluster.devices_per_node));
+    let launched = read::launched(path.path(), &text, Allocation { devices, per_node });
     let said_devices = launched.as_ref().and_then(|launched| launched.devices);
     let known = Known {
         layers,
-        devices: count(args.devices).or(said_devices),
+        devices: devices.or(said_devices),
+        per_node,
         dp: count(args.axes.dp),
         tp: count(args.axes.tp),
         pp: count(args.axes.pp),

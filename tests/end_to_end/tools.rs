@@ -1,6 +1,9 @@
 //! Plans for other tools: what is found is written in the tool's files, and these are read as the
 //! same plan at the same price.
 
+use planner::configuration::Configuration;
+use serde_json::Value;
+
 use crate::scratch::Scratch;
 
 /// The files of a plan say all of it: `score` reads the layout and the executor from them.
@@ -256,4 +259,62 @@ fn what_a_tool_cannot_do_is_refused() {
     let output = command.args(["--config", "dp=8 zero=1"]).output().expect("the program starts");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("shards of optimizer state or gradients alone"), "{errors}");
+}
+
+/// Variables that Slurm alone sets are those of the devices that are asked about, or of the
+/// script's directives; where it is not known what they are, flags with them are refused.
+#[test]
+fn variables_of_slurm_follow_from_devices() {
+    let scratch = Scratch::new("tools-slurm");
+    let flags = "--tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 64";
+    let script = |directives: &str, launch: &str| {
+        scratch.write("run.sh", &format!("{directives}\n{launch} pretrain.py {flags}\n"));
+    };
+    let score = |more: &str| {
+        let at = "score llama-3-8b --cluster h100 --from run.sh --seq 2048 --json";
+        let output = scratch.run(format!("{at} {more}").trim_end());
+        let document: Option<Value> = serde_json::from_slice(&output.stdout).ok();
+        let layout = document.map(|one| one["configuration"].as_str().map(str::to_owned));
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (layout.flatten(), errors)
+    };
+    let nodes = "torchrun --nnodes $SLURM_NNODES --nproc_per_node";
+    let tasks = "N=${SLURM_NTASKS}\nsrun torchrun --nnodes $N --nproc_per_node";
+    let sbatch = "#SBATCH --nodes=4";
+    for (directives, launch, devices, dp) in [
+        ("", format!("{nodes} 8"), "--devices 32", 4),
+        ("", format!("{nodes} 4"), "--devices 32", 4),
+        ("", format!("{nodes} $SLURM_GPUS_ON_NODE"), "--devices 32", 4),
+        ("", format!("{tasks} 8"), "--devices 16", 2),
+        (sbatch, format!("{nodes} 8"), "", 4),
+        (sbatch, format!("{nodes} 8"), "--devices 32", 4),
+        ("SLURM_NNODES=2", format!("{nodes} 8"), "", 2),
+    ] {
+        script(directives, &launch);
+        let (layout, errors) = score(devices);
+        let layout: Configuration =
+            layout.unwrap_or_else(|| panic!("{launch}: {errors}")).parse().unwrap();
+        assert_eq!((layout.tp, layout.dp), (8, dp), "{directives} {launch} {devices}");
+    }
+    for (directives, launch, devices) in [
+        ("", format!("{nodes} 8"), ""),
+        ("", format!("{nodes} 8"), "--devices 20"),
+        (sbatch, format!("{nodes} 8"), "--devices 64"),
+        ("", "srun --ntasks $SLURM_NTASKS --nnodes $SLURM_NTASKS".to_owned(), "--devices 32"),
+    ] {
+        script(directives, &launch);
+        let (layout, errors) = score(devices);
+        assert_eq!(layout, None, "{directives} {launch} {devices}");
+        let is_told =
+            errors.contains("not known what Slurm sets") && errors.contains("--devices N");
+        assert!(is_told, "{launch}: {errors}");
+    }
+    // A trainer of DeepSpeed has as many ranks as its launcher starts.
+    let ds = "{\"train_batch_size\": 64, \"zero_optimization\": {\"stage\": 3}}";
+    scratch.write("ds.json", ds);
+    script(sbatch, &format!("{nodes} 8 train.py --deepspeed ds.json"));
+    assert!(score("").0.expect("a layout").contains("dp=32"));
+    script("", &format!("{nodes} 8 train.py --deepspeed ds.json"));
+    let (layout, errors) = score("");
+    assert!(layout.is_none() && errors.contains("how many devices"), "{layout:?} {errors}");
 }

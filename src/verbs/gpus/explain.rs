@@ -43,7 +43,9 @@ pub fn explain_file(asked: &RequestFlags, path: &PathArg) -> Result<Exit, Failur
     let layers = work.depth();
     let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
     let global_batch = asked.gbs.and_then(|gbs| u32::try_from(gbs).ok());
-    let known = Known { layers, devices, global_batch, ..Known::default() };
+    let per_node = asked.place.cluster()?.devices_per_node;
+    let per_node = per_node.and_then(|count| u32::try_from(count).ok());
+    let known = Known { layers, devices, per_node, global_batch, ..Known::default() };
     let layout = read::read_for(path, &text, Some(asked.model.path()), known)?;
     layout.note_remarks();
     asked.lora = layout.adapters(path, asked.lora.as_ref())?;

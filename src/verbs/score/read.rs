@@ -11,6 +11,7 @@ mod megatron;
 mod nested;
 mod said;
 mod script;
+mod slurm;
 mod torchtitan;
 
 use std::path::Path;
@@ -27,6 +28,7 @@ use serde_json::Value as Json;
 
 pub use self::launched::{Launched, launched};
 use self::said::{Said, Word, in_order};
+pub use self::slurm::Allocation;
 use crate::failure::Failure;
 use crate::job::Precision;
 use crate::{output, planned};
@@ -38,6 +40,8 @@ pub struct Known {
     pub layers: u32,
     /// Devices, if flags say how many.
     pub devices: Option<u32>,
+    /// Devices of a node of the cluster.
+    pub per_node: Option<u32>,
     /// Data-parallel ranks, if flags say how many: then devices need not be known.
     pub dp: Option<u32>,
     /// Tensor-parallel ranks, if flags say how many.
@@ -319,7 +323,8 @@ fn read_any(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagno
             }
         }
         Err(_) if text.contains("--") && !source.ends_with(".toml") => {
-            megatron::layout(Said::new(source, script::flags(text)), known)
+            let allocation = Allocation { devices: known.devices, per_node: known.per_node };
+            megatron::layout(Said::new(source, script::flags(text, allocation)), known)
         }
         Err(wrong) if source.ends_with(".toml") || text.contains('=') => Err(wrong),
         Err(_) => {

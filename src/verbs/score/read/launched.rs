@@ -8,6 +8,7 @@ use planner::configuration::Recompute;
 use super::deepspeed::{ARGUMENTS, MICRO, STEPS};
 use super::said::Word;
 use super::script;
+use super::slurm::Allocation;
 use crate::job::Precision;
 
 /// A script that starts a trainer on the configuration in another file.
@@ -65,8 +66,8 @@ impl Launched {
 }
 
 /// What a script starts, where that is DeepSpeed or torchtitan: their configuration is a file.
-pub fn launched(script: &Path, text: &str) -> Option<Launched> {
-    let flags = script::flags(text);
+pub fn launched(script: &Path, text: &str, allocation: Allocation) -> Option<Launched> {
+    let flags = script::flags(text, allocation);
     let value = |names: &[&str]| {
         // argparse takes dashes for underscores of Trainer's arguments.
         let is_one = |word: &&Word| {
@@ -79,7 +80,9 @@ pub fn launched(script: &Path, text: &str) -> Option<Launched> {
     let number = |names: &[&str]| value(names)?.parse::<u32>().ok();
     let names = ["--deepspeed", "--deepspeed_config", "--job.config_file", "--job.config-file"];
     let file = value(&names).filter(|file| file.ends_with(".json") || file.ends_with(".toml"))?;
-    let nodes = number(&["--num_nodes", "--nnodes"]).unwrap_or(1);
+    // A variable that nothing sets is no number of nodes.
+    let nodes = ["--num_nodes", "--nnodes"];
+    let nodes = if value(&nodes).is_some() { number(&nodes) } else { Some(1) };
     let each = number(&["--num_gpus", "--nproc_per_node", "--nproc-per-node"]);
     let is_checkpointed = flags.iter().rfind(|word| word.name == "--gradient_checkpointing");
     let is_off =
@@ -92,7 +95,7 @@ pub fn launched(script: &Path, text: &str) -> Option<Launched> {
     let dtype = dtype.filter(|(name, _)| is_on(name)).map(|(_, dtype)| Precision::Of(dtype)).next();
     Some(Launched {
         file: script.parent().map_or_else(|| PathBuf::from(&file), |folder| folder.join(&file)),
-        devices: each.map(|each| each.saturating_mul(nodes)),
+        devices: each.zip(nodes).map(|(each, nodes)| each.saturating_mul(nodes)),
         recompute: is_checkpointed.filter(|word| !is_off(word)).map(|_| Recompute::Full),
         seq: number(&LENGTHS),
         batch: ARGUMENTS.map(|name| number(&[name])),
@@ -184,7 +187,7 @@ mod tests {
                     files(&Launch { target, configuration: &c, purpose, decoder, nodes, per_node });
                 let files = files.unwrap_or_else(|why| panic!("SEED={seed} {tool} {c}: {why}"));
                 let script = &files.last().unwrap().text;
-                let launched = launched(Path::new("dir/run.sh"), script);
+                let launched = launched(Path::new("dir/run.sh"), script, Allocation::default());
                 let named = |one: &&planner::search::interop::launch::File| {
                     launched.as_ref().is_some_and(|started| started.file.ends_with(one.name))
                 };

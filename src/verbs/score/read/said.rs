@@ -100,6 +100,10 @@ impl Said {
             return number;
         }
         let (headline, help) = match number {
+            None if is_of_slurm(&text) => {
+                let headline = format!("`{name}` is `{text}`, and it is not known what Slurm sets");
+                (headline, "`--devices N`, as many as the script's nodes have".into())
+            }
             None => (format!("`{name}` is `{text}`, which is no count"), "a whole number".into()),
             Some(_) if range.end == u32::MAX => {
                 (format!("`{name}` is {text}"), format!("{} or more", range.start))
@@ -231,6 +235,11 @@ impl Said {
         let layout = Layout::of(configuration);
         Ok(Layout { tool, global_batch, seq, left_out, notes, ..layout })
     }
+}
+
+/// Whether a text has a variable that Slurm sets.
+fn is_of_slurm(text: &str) -> bool {
+    text.contains("$SLURM_") || text.contains("${SLURM_")
 }
 
 /// Names, as a help line lists them.

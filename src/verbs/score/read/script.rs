@@ -1,5 +1,5 @@
 //! Flags in a shell script: comments, continued lines, quotes, arrays, and variables that the
-//! script itself sets to a word.
+//! script itself sets to a word, or that Slurm sets.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,10 +7,12 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use super::said::Word;
+use super::slurm::{self, Allocation};
 
-/// Flags in order, each with the word that follows it, or nothing.
-pub(super) fn flags(text: &str) -> Vec<Word> {
-    let mut words = words(text);
+/// Flags in order, each with the word that follows it, or nothing. Variables of Slurm stand for
+/// what they are on the devices of `allocation`.
+pub(super) fn flags(text: &str, allocation: Allocation) -> Vec<Word> {
+    let words = words(text);
     let mut variables = BTreeMap::new();
     for (word, _) in &words {
         if let Some((name, value)) = word.split_once('=')
@@ -23,9 +25,18 @@ pub(super) fn flags(text: &str) -> Vec<Word> {
             variables.insert(name.to_owned(), default.unwrap_or(value).to_owned());
         }
     }
-    for (word, _) in &mut words {
-        *word = replaced(word, &variables);
+    // What the script sets counts before what Slurm has set.
+    let plain = paired(&words, &variables);
+    for (name, value) in slurm::variables(text, &plain, allocation) {
+        variables.entry(name.to_owned()).or_insert(value.to_string());
     }
+    paired(&words, &variables)
+}
+
+/// Flags among words whose variables are replaced, each with the word that follows it, or nothing.
+fn paired(words: &[(String, Range<usize>)], variables: &BTreeMap<String, String>) -> Vec<Word> {
+    let words: Vec<(String, &Range<usize>)> =
+        words.iter().map(|(word, place)| (replaced(word, variables), place)).collect();
     let is_flag = |word: &str| word.len() > 2 && word.starts_with("--");
     let mut flags = Vec::new();
     for (index, (word, own)) in words.iter().enumerate().filter(|(_, (word, _))| is_flag(word)) {
@@ -36,7 +47,7 @@ pub(super) fn flags(text: &str) -> Vec<Word> {
                 None => (word.as_str(), "", own),
             },
         };
-        let places = [own.clone(), place.clone()];
+        let places = [(*own).clone(), (*place).clone()];
         flags.push(Word { name: name.to_owned(), value: Json::from(value), places });
     }
     flags
