@@ -17,7 +17,7 @@ use crate::output::{self, Table};
 /// Flags of `validate`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The table: CSV, one measured run a row
+    /// The table: CSV, one measured run a row; lines that begin with # are comments
     pub table: PathArg,
     /// Write the rows with their predictions to this file
     #[arg(long, value_name = "FILE")]
@@ -212,7 +212,8 @@ pub fn read(path: &PathArg) -> Result<Runs, Failure> {
         return Err(usage("FILE", headline).into());
     }
     let text = crate::failure::read_text(path, "FILE")?;
-    let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(text.as_bytes());
+    let mut reader =
+        csv::ReaderBuilder::new().comment(Some(b'#')).flexible(false).from_reader(text.as_bytes());
     let broken = |error: csv::Error| {
         let at = error.position().map(|at| at.byte() as usize).unwrap_or(0);
         let span = Span { source: path.to_string(), bytes: at..at };
@@ -302,6 +303,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
         !runs.columns.iter().any(|name| name == column) || run.text(column).trim() == "1"
     };
     let fits = question.fits(&estimate, table);
+    let in_gib = || positive("peak_mem_gib").or(positive("peak_mem_gb").map(|gb| gb * 1e9 / GIB));
     let group = ["model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"];
     Outcome::Compared(Box::new(Compared {
         row_id: run.text("row_id").to_owned(),
@@ -310,7 +312,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
         measured_s: positive("step_time_s").filter(|_| usable("usable_for_time")),
         predicted_s: estimate.step_time_s,
         interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
-        measured_gib: positive("peak_mem_gib").filter(|_| usable("usable_for_memory")),
+        measured_gib: in_gib().filter(|_| usable("usable_for_memory")),
         predicted_gib: estimate.printed_memory.total_bytes() / GIB,
         memory: json!(estimate.printed_memory),
         fits,

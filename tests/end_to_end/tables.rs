@@ -56,3 +56,24 @@ fn tables_of_inference_are_predicted() {
     assert_eq!(output.status.code(), Some(6), "{errors}");
     assert!(errors.contains("E5011"), "{errors}");
 }
+
+/// Runs that train adapters are predicted as such: without their ranks whole models would be, in
+/// several times the memory.
+#[test]
+fn tables_of_adapters_are_predicted() {
+    let scratch = Scratch::new("adapter-table");
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/lora_runs.csv");
+    let text = fs::read_to_string(&published).expect("a table");
+    let rows = text.lines().filter(|line| !line.starts_with('#')).count() - 1;
+    scratch.write("runs.csv", &text);
+    let output = scratch.run("validate runs.csv --json");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "every column is read");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    assert_eq!((&document["predicted"], &document["unexpressed"]), (&json!(rows), &json!([])));
+    let number = |key: &str| document["all"]["memory"][key].as_f64().expect("a number");
+    assert!(number("rows") as usize == rows && number("median") < 0.06, "{document:#}");
+    scratch.write("whole.csv", &text.replace("lora_rank", "notes"));
+    let whole = scratch.json("validate whole.csv --json");
+    let bias = whole["all"]["memory"]["bias"].as_f64().expect("a number");
+    assert!(bias > 1.0, "{whole:#}");
+}

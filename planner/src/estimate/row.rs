@@ -3,6 +3,7 @@
 //! The columns are those of published tables of training runs: the model's shape, the devices, the
 //! links, the layout, the framework. What a row leaves blank takes a default, and says so.
 
+mod adapters;
 pub mod inference;
 mod words;
 
@@ -40,7 +41,7 @@ pub const SHARED: [&str; 16] = [
 ];
 
 /// The other columns that are read where a table of training has them.
-pub const OPTIONAL: [&str; 20] = [
+pub const OPTIONAL: [&str; 24] = [
     "etp",
     "model",
     "intra_bw_gb_s_per_gpu_uni",
@@ -61,6 +62,10 @@ pub const OPTIONAL: [&str; 20] = [
     "usable_for_time",
     "usable_for_memory",
     "file",
+    "lora_rank",
+    "lora_targets",
+    "base_weights",
+    "peak_mem_gb",
 ];
 
 /// A row: the text of a column, empty where the table has none.
@@ -149,6 +154,7 @@ pub fn read_without_source(table: &str, row: &dyn Columns) -> Result<Question, S
     let work = shape
         .workload()
         .map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))?;
+    let work = reader.adapted(work)?;
     let ranks = reader.ranks()?;
     let mut cluster = reader.cluster(ranks)?;
     if let Some(outer) = cluster.levels.get_mut(1) {
@@ -270,8 +276,10 @@ impl RowReader<'_> {
     fn shape(&mut self) -> Result<Shape, String> {
         let name = self.row.text("model").to_owned();
         let lower = name.to_lowercase();
-        if lower.contains("lora") {
-            return Err(format!("`model` is `{name}`, whose adapters no workload describes"));
+        if lower.contains("lora") && self.row.text("lora_rank").trim().is_empty() {
+            return Err(format!(
+                "`model` is `{name}`, and no `lora_rank` says what its adapters are"
+            ));
         }
         let known = published(&name);
         let of = |field: fn(&Shape) -> u32| known.as_ref().map(field);

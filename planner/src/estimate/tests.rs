@@ -224,7 +224,7 @@ fn runs() -> Vec<Run> {
 }
 
 fn read_runs(text: &str) -> Vec<Run> {
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
     let columns: Vec<String> = reader.headers().unwrap().iter().map(str::to_owned).collect();
     let run = |texts: csv::Result<_>| Run { columns: columns.clone(), texts: texts.unwrap() };
     reader.records().map(run).collect()
