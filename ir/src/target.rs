@@ -109,6 +109,14 @@ impl Arch {
         }
     }
 
+    /// Whether blocks of a cluster have each other's shared memory.
+    pub fn has_clusters(self) -> bool {
+        match self {
+            Arch::Sm80 | Arch::Sm89 => false,
+            Arch::Sm90a | Arch::Sm100 => true,
+        }
+    }
+
     /// Multiprocessors of the usual device: A100, RTX 4090, H100 SXM and H200, B200.
     pub fn multiprocessors(self) -> usize {
         match self {

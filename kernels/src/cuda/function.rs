@@ -115,7 +115,13 @@ impl Function {
         let maps = self.tile.maps().into_iter();
         parameters.extend(maps.map(|map| format!("TENSOR_MAP {}", map.name)));
         line!(text, "// {self}");
-        line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
+        let (threads, parameters) = (self.threads, parameters.join(", "));
+        match self.tile.cluster() {
+            1 => line!(text, "KERNEL({threads}) {name}({parameters}) {{"),
+            blocks => {
+                line!(text, "KERNEL_OF_CLUSTERS({threads}, {blocks}) {name}({parameters}) {{");
+            }
+        }
         // Whoever launches it may let it start while the launch before it ends.
         line!(text, "griddep_wait();");
         for Named { name, offset } in &self.offsets {
@@ -152,15 +158,19 @@ impl Function {
             true => format!("shim::resident({}, seed)", self.grid),
             false => self.grid.to_string(),
         };
-        match self.tile.shared_sums() {
-            Some((number, bytes)) => {
+        match (self.tile.shared_sums(), self.tile.cluster()) {
+            (Some((number, bytes)), _) => {
                 let is_it = |buffer: &Buffer| *buffer == Buffer::Workspace(number);
                 let at = self.passed().iter().position(is_it).expect("the workspace is passed");
                 line!(text, "shim::share(buffers[{at}], {bytes});");
                 line!(text, "shim::launch_turns({grid}, {threads}, seed, {call});");
             }
-            None => {
+            (None, 1) => {
                 line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
+            }
+            (None, blocks) => {
+                let of = format!("{grid}, {threads}, {blocks}, seed");
+                line!(text, "shim::launch_clusters({of}, {call});");
             }
         }
         text.end();

@@ -1,11 +1,14 @@
-//! Fused loops over rows that reduce: one warp or block per row, and sums over rows in two passes.
+//! Fused loops over rows that reduce: one warp, block or cluster of blocks per row, and sums over
+//! rows in two passes.
 //!
 //! A block takes rows one after the other, and of a program without reductions over rows a segment
 //! of their columns. Each thread adds up its own columns, in registers where they fit, its block
-//! adds up what its warps have, and a second function adds the partial sums of all blocks. Rows of
-//! a block depend on the shape alone. A reduction over a row is one pass over it, which computes
-//! again what it depends on; what is loaded stays in registers from pass to pass where it fits, and
-//! so do exponentials and other functions that take many operations.
+//! adds up what its warps have, and a second function adds the partial sums of all blocks, unless
+//! one block has all rows. Rows of a block depend on the shape alone. A reduction over a row is one
+//! pass over it, which computes again what it depends on; what is loaded stays in registers from
+//! pass to pass where it fits, and so do exponentials and other functions that take many
+//! operations. A row whose numbers do not fit the registers of 256 threads has a larger block, or on
+//! GPUs with distributed shared memory a cluster of blocks, which exchange what they have reduced.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,16 +25,24 @@ use crate::rows::{Output, ReduceOp, Rows};
 /// Columns that a block sums. Chosen: eight numbers of F32 fill a sector of 32 bytes.
 const SIDE: usize = 8;
 
-/// One warp or block per row, or per segment of its columns.
+/// Bytes of sums of columns that a block lays side by side in shared memory before it stores them.
+/// Chosen: of 48 KiB, which are there without asking, most.
+const LAID_OUT: usize = 32 << 10;
+
+/// One warp, block or cluster of blocks per row, or per segment of its columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowReduction {
     /// The program.
     pub rows: Rows,
-    /// Threads that share a row: 32, or all of the block.
+    /// Threads that share a row: 32, all of the block, or all of the cluster.
     pub group: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks that share a row.
+    pub cluster: u32,
     /// Rows that they take one after the other.
     pub chunk: usize,
-    /// Blocks side by side along the rows.
+    /// Blocks, or clusters of them, side by side along the rows.
     pub blocks: usize,
     /// Columns that they take of each.
     pub segment: usize,
@@ -43,8 +54,9 @@ pub struct RowReduction {
     pub keeps: bool,
     /// Values that stay in registers from the pass that computes them on.
     pub kept_values: Vec<usize>,
-    /// For each output that is a sum, the workspace of its partial sums, one per block.
-    pub partials: Vec<Option<usize>>,
+    /// For each output that is a sum, where what a block adds up is stored: a workspace of partial
+    /// sums, one per block, or the output, where one block has all rows.
+    pub sums: Vec<Option<Buffer>>,
     /// Vectorised accesses; none where each element is accessed alone.
     pub vector: Option<Vectorized>,
 }
@@ -70,6 +82,40 @@ pub(super) fn total_of(dtype: DType) -> DType {
 }
 
 impl RowReduction {
+    /// Whether one block has all rows, so that its sums of columns are those of the output.
+    pub(super) fn has_all_rows(&self) -> bool {
+        self.blocks == 1 && self.in_registers
+    }
+
+    /// Blocks of a launch.
+    pub(super) fn grid(&self) -> usize {
+        self.blocks * self.segments() * self.cluster as usize
+    }
+
+    /// Whether a row has one warp, so that those of a block have rows of their own.
+    pub(super) fn is_by_warp(&self) -> bool {
+        self.group == 32
+    }
+
+    /// The number of levels whose reductions blocks of a cluster exchange.
+    fn exchanges(&self, program: &Program<'_>) -> usize {
+        let is_exchanged =
+            |level: &usize| program.reductions(*level).iter().any(|(_, _, x)| program.vectors[*x]);
+        (0..=program.depth()).filter(is_exchanged).count()
+    }
+
+    /// Whether the blocks of a cluster meet behind a row: where they have no other exchange before
+    /// they write what others may still read.
+    pub(super) fn meets_behind_rows(&self, program: &Program<'_>) -> bool {
+        self.cluster > 1 && self.chunk > 1 && self.exchanges(program) == 1
+    }
+
+    /// Whether sums of columns are laid side by side in shared memory.
+    pub(super) fn lays_out(&self) -> bool {
+        let bytes = self.width() * self.column_pitch() * self.rows.dtype.size() as usize;
+        self.in_registers && (self.is_by_warp() || self.cluster == 1 && bytes <= LAID_OUT)
+    }
+
     /// Segments of the columns.
     pub(super) fn segments(&self) -> usize {
         self.rows.cols.div_ceil(self.segment)
@@ -101,72 +147,100 @@ impl RowReduction {
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let RowReduction { rows, group, chunk, blocks, segment, .. } = self;
+        let RowReduction { rows, chunk, blocks, .. } = self;
         let program = Program::new(rows, names(rows, parameters), self.vector.as_ref());
-        let groups = THREADS / group;
-        let sums = self.partials.iter().any(Option::is_some);
-        let segments = self.segments();
-        if segments > 1 {
-            line!(text, "const u64 block = blockIdx.x / {segments};");
-            line!(text, "const u64 base = blockIdx.x % {segments} * {segment};");
-            let end = format!("base + {segment}");
-            match rows.cols % segment {
-                0 => line!(text, "const u64 end = {end};"),
-                _ => line!(text, "const u64 end = {end} < {} ? {end} : {};", rows.cols, rows.cols),
-            }
-        } else {
-            line!(text, "const u64 block = blockIdx.x;");
-        }
-        if *group < THREADS {
-            line!(text, "const u32 lane = threadIdx.x % {group};");
-            line!(text, "const u64 chunk = block * {groups} + threadIdx.x / {group};");
-        } else {
-            line!(text, "const u32 lane = threadIdx.x;");
-            line!(text, "const u64 chunk = block;");
-        }
-        if *group == THREADS || sums {
-            let shared = [(rows.dtype, "warp_values"), (DType::F64, "warp_totals")];
-            for (dtype, name) in shared {
-                line!(text, "SHARED({}, {name}, {});", element(dtype), THREADS / 32);
-            }
-        }
+        self.place_threads(text);
+        self.declare_shared(&program, text);
         program.streams(text);
         self.start_sums(&program, text);
         line!(text, "for (u64 row = chunk * {chunk}; row < (chunk + 1) * {chunk}; row += 1) {{");
-        if rows.rows != blocks * groups as usize * chunk {
+        if rows.rows != blocks * self.groups() as usize * chunk {
             line!(text, "if (row >= {}) break;", rows.rows);
         }
         if self.keeps {
             self.load(&program, text);
         }
-        let mut known = BTreeSet::new();
+        let (mut known, mut slot) = (BTreeSet::new(), 0);
         for level in 0..=program.depth() {
-            self.reduce(&program, level, &mut known, text);
+            slot += self.reduce(&program, level, (&mut known, slot), text);
             program.values(text, &program.row_scalars(level));
         }
         self.write(&program, parameters, &mut known, text);
+        if self.meets_behind_rows(&program) {
+            line!(text, "sync_cluster();");
+        }
         text.end();
         self.finish_sums(text);
     }
 
-    fn workspace(&self, output: usize) -> Option<Buffer> {
-        self.partials[output].map(Buffer::Workspace)
+    /// Threads of a block over those that share a row.
+    pub(super) fn groups(&self) -> u32 {
+        (self.threads / self.group).max(1)
     }
 
-    /// The sums of columns, with their workspaces.
+    /// Names the block's columns, the lane and the rows of a thread.
+    fn place_threads(&self, text: &mut Text) {
+        let RowReduction { rows, group, threads, cluster, segment, .. } = self;
+        match (self.segments(), cluster) {
+            (1, 1) => line!(text, "const u64 block = blockIdx.x;"),
+            (1, _) => line!(text, "const u64 block = blockIdx.x / {cluster};"),
+            (segments, _) => {
+                line!(text, "const u64 block = blockIdx.x / {segments};");
+                line!(text, "const u64 base = blockIdx.x % {segments} * {segment};");
+                let (end, cols) = (format!("base + {segment}"), rows.cols);
+                match cols % segment {
+                    0 => line!(text, "const u64 end = {end};"),
+                    _ => line!(text, "const u64 end = {end} < {cols} ? {end} : {cols};"),
+                }
+            }
+        }
+        if self.is_by_warp() {
+            line!(text, "const u32 lane = threadIdx.x % {group};");
+            let groups = self.groups();
+            line!(text, "const u64 chunk = block * {groups} + threadIdx.x / {group};");
+            return;
+        }
+        match cluster {
+            1 => line!(text, "const u32 lane = threadIdx.x;"),
+            _ => {
+                line!(text, "const u32 rank = blockIdx.x % {cluster};");
+                line!(text, "const u32 lane = rank * {threads} + threadIdx.x;");
+            }
+        }
+        line!(text, "const u64 chunk = block;");
+    }
+
+    /// Declares what warps and blocks exchange; those of a cluster then wait until all have begun.
+    fn declare_shared(&self, program: &Program<'_>, text: &mut Text) {
+        let sums = self.sums.iter().any(Option::is_some);
+        let (element_of, warps) = (element(self.rows.dtype), self.threads / 32);
+        if !self.is_by_warp() || sums {
+            line!(text, "SHARED({element_of}, warp_values, {warps});");
+            line!(text, "SHARED({}, warp_totals, {warps});", element(DType::F64));
+        }
+        if self.cluster > 1 {
+            let is_vector = |(_, _, x): &(usize, ReduceOp, usize)| program.vectors[*x];
+            let all = (0..=program.depth()).flat_map(|level| program.reductions(level));
+            let count = all.filter(is_vector).count() * self.cluster as usize;
+            line!(text, "SHARED({element_of}, block_values, {count});");
+            line!(text, "sync_cluster();");
+        }
+    }
+
+    /// The sums of columns, and where what a block adds up is stored.
     fn columns(&self) -> impl Iterator<Item = (usize, Buffer)> {
         let outputs = self.rows.outputs.iter().enumerate();
         outputs.filter_map(|(at, output)| match output {
-            Output::ColSum { .. } => Some((at, self.workspace(at)?)),
+            Output::ColSum { .. } => Some((at, self.sums[at]?)),
             Output::Store { .. } | Output::TotalSum { .. } => None,
         })
     }
 
-    /// The sums over all points, with their workspaces.
+    /// The same of sums over all points.
     fn totals(&self) -> impl Iterator<Item = (usize, Buffer)> {
         let outputs = self.rows.outputs.iter().enumerate();
         outputs.filter_map(|(at, output)| match output {
-            Output::TotalSum { .. } => Some((at, self.workspace(at)?)),
+            Output::TotalSum { .. } => Some((at, self.sums[at]?)),
             Output::Store { .. } | Output::ColSum { .. } => None,
         })
     }
@@ -209,14 +283,14 @@ impl RowReduction {
         text.end();
     }
 
-    /// Prints the reductions of a level, in one pass over the row.
+    /// Prints the reductions of a level, in one pass over the row; says how many blocks exchange.
     fn reduce(
         &self,
         program: &Program<'_>,
         level: usize,
-        known: &mut BTreeSet<usize>,
+        (known, slot): (&mut BTreeSet<usize>, usize),
         text: &mut Text,
-    ) {
+    ) -> usize {
         let (rows, compute) = (program.rows, program.compute());
         let (vectors, others): (Vec<_>, Vec<_>) =
             program.reductions(level).into_iter().partition(|(_, _, x)| program.vectors[*x]);
@@ -229,7 +303,7 @@ impl RowReduction {
             line!(text, "const {compute} v{at} = {sum};");
         }
         if vectors.is_empty() {
-            return;
+            return 0;
         }
         for (at, op, _) in &vectors {
             line!(text, "{compute} v{at} = {};", identity(*op, rows.dtype));
@@ -246,17 +320,52 @@ impl RowReduction {
             line!(text, "v{at} = {next};");
         }
         self.close_columns(program, &[], text);
-        for (at, op, _) in &vectors {
-            if rows.cols == 1 {
-                line!(text, "v{at} = shuffle(v{at}, 0);");
-            } else {
-                let of = (*op, rows.dtype);
-                reduce_group(self.group, &format!("v{at}"), "warp_values", of, text);
-                // Before others write there.
-                if self.group == THREADS && !self.is_last(program, *at) {
-                    line!(text, "sync_block();");
-                }
+        self.reduce_threads(program, &vectors, slot, text);
+        vectors.len()
+    }
+
+    /// Reduces what the threads of a row have: those of a warp, then the warps of a block, then the
+    /// blocks of a cluster, whose values lie from `slot` on.
+    fn reduce_threads(
+        &self,
+        program: &Program<'_>,
+        vectors: &[(usize, ReduceOp, usize)],
+        slot: usize,
+        text: &mut Text,
+    ) {
+        let (dtype, cluster) = (self.rows.dtype, self.cluster as usize);
+        for (place, (at, op, _)) in vectors.iter().enumerate() {
+            let value = format!("v{at}");
+            if self.rows.cols == 1 {
+                line!(text, "{value} = shuffle({value}, 0);");
+                continue;
             }
+            let warps = if self.is_by_warp() { 1 } else { self.threads / 32 };
+            reduce_block(warps, &value, "warp_values", (*op, dtype), text);
+            if cluster > 1 {
+                let first = (slot + place) * cluster;
+                let own = format!("block_values + {first} + rank");
+                line!(text, "if (threadIdx.x < {cluster}) {{");
+                line!(text, "store_in_cluster({own}, threadIdx.x, {value});");
+                text.end();
+            }
+            // Before others write there.
+            let is_met_behind = cluster > 1 && place + 1 == vectors.len();
+            if !self.is_by_warp() && !is_met_behind && !self.is_last(program, *at) {
+                line!(text, "sync_block();");
+            }
+        }
+        if cluster == 1 {
+            return;
+        }
+        line!(text, "sync_cluster();");
+        for (place, (at, op, _)) in vectors.iter().enumerate() {
+            let first = (slot + place) * cluster;
+            line!(text, "v{at} = block_values[{first}];");
+            line!(text, "for (u32 other = 1; other < {cluster}; other += 1) {{");
+            let other = format!("block_values[{first} + other]");
+            line!(text, "v{at} = {};", combined(*op, dtype, &format!("v{at}"), &other));
+            text.end();
         }
     }
 
@@ -265,7 +374,7 @@ impl RowReduction {
         let is_it = |(at, _, x): &(usize, ReduceOp, usize)| program.vectors[*x].then_some(*at);
         let reductions = (0..=program.depth()).flat_map(|level| program.reductions(level));
         let last = reductions.collect::<Vec<_>>().iter().filter_map(is_it).next_back();
-        self.chunk == 1 && self.partials.iter().all(Option::is_none) && last == Some(value)
+        self.chunk == 1 && self.sums.iter().all(Option::is_none) && last == Some(value)
     }
 
     /// Opens the unrolled loop over the columns of a lane, from `first` on.
@@ -352,7 +461,12 @@ impl RowReduction {
             return;
         }
         // A row scalar may be stored in place of an input that other lanes still read.
-        line!(text, "{}", if self.group == 32 { "sync_warp();" } else { "sync_block();" });
+        let meeting = match self.cluster {
+            1 if self.is_by_warp() => "sync_warp();",
+            1 => "sync_block();",
+            _ => "sync_cluster();",
+        };
+        line!(text, "{meeting}");
         for (at, output) in rows.outputs.iter().enumerate().filter(|(_, o)| !is_vector(o)) {
             line!(text, "if (lane == 0) {{");
             match output {
@@ -365,19 +479,19 @@ impl RowReduction {
     }
 
     /// The sum of the column that a thread is at.
-    fn column(&self, at: usize, workspace: Buffer) -> String {
+    fn column(&self, at: usize, to: Buffer) -> String {
         let width = self.width();
         match self.vector {
-            _ if !self.in_registers => format!("{workspace}[block * {} + col]", self.rows.cols),
+            _ if !self.in_registers => format!("{to}[block * {} + col]", self.rows.cols),
             Some(_) => format!("sum{at}[turn * {width} + e]"),
             None => format!("sum{at}[turn]"),
         }
     }
 
     fn add(&self, program: &Program<'_>, (at, output): (usize, &Output), text: &mut Text) {
-        match (output, self.workspace(at)) {
-            (Output::ColSum { value, .. }, Some(workspace)) => {
-                let sum = self.column(at, workspace);
+        match (output, self.sums[at]) {
+            (Output::ColSum { value, .. }, Some(to)) => {
+                let sum = self.column(at, to);
                 let value = format!("v{value}");
                 let next = combined(ReduceOp::Sum, program.rows.dtype, &sum, &value);
                 line!(text, "{sum} = {next};");
@@ -398,54 +512,89 @@ impl RowReduction {
     /// Adds up what the warps of a block have.
     fn finish_sums(&self, text: &mut Text) {
         let rows = &self.rows;
-        let bare = Program::new(rows, Vec::new(), self.vector.as_ref());
-        let none = BTreeSet::new();
-        if self.in_registers && self.group < THREADS {
+        if self.lays_out() && self.columns().next().is_some() {
             let count = self.width() * self.column_pitch();
             line!(text, "SHARED({}, columns, {count});", element(rows.dtype));
         }
-        for (at, workspace) in self.columns().filter(|_| self.in_registers) {
-            let sum = self.column(at, workspace);
-            if self.group == THREADS {
-                self.open_columns(&bare, (&none, &[]), text);
-                line!(text, "{workspace}[block * {} + col] = {sum};", rows.cols);
-                self.close_columns(&bare, &[], text);
-                continue;
-            }
-            line!(text, "for (u32 warp = 0; warp < {}; warp += 1) {{", THREADS / 32);
-            line!(text, "if (threadIdx.x / 32 == warp) {{");
-            self.open_columns(&bare, (&none, &[]), text);
-            let column = format!("columns[{}]", self.place_of_column());
-            let next = combined(ReduceOp::Sum, rows.dtype, &column, &sum);
-            line!(text, "{column} = warp == 0 ? {sum} : {next};");
-            self.close_columns(&bare, &[], text);
-            text.end();
-            line!(text, "sync_block();");
-            text.end();
-            let (from, end) = match self.segments() {
-                1 => ("threadIdx.x".to_owned(), rows.cols.to_string()),
-                _ => ("base + threadIdx.x".to_owned(), "end".to_owned()),
-            };
-            line!(text, "for (u64 col = {from}; col < {end}; col += {THREADS}) {{");
-            line!(text, "{workspace}[block * {} + col] = {column};", rows.cols);
-            text.end();
-            line!(text, "sync_block();");
+        let columns: Vec<(usize, Buffer)> = self.columns().filter(|_| self.in_registers).collect();
+        for (number, (at, to)) in columns.iter().enumerate() {
+            self.finish_columns((*at, *to), number + 1 == columns.len(), text);
         }
         let dtype = total_of(rows.dtype);
         let shared = if dtype == DType::I64 { "warp_values" } else { "warp_totals" };
-        for (at, workspace) in self.totals() {
+        for (number, (at, to)) in self.totals().enumerate() {
+            if number > 0 {
+                line!(text, "sync_block();");
+            }
             let total = format!("total{at}");
-            reduce_group(THREADS, &total, shared, (ReduceOp::Sum, dtype), text);
+            reduce_block(self.threads / 32, &total, shared, (ReduceOp::Sum, dtype), text);
+            line!(text, "if (threadIdx.x == 0) {to}[blockIdx.x] = {total};");
+        }
+    }
+
+    /// The same of a sum of columns: what the warps have is added up in shared memory, from where
+    /// threads store columns that lie side by side.
+    fn finish_columns(&self, (at, to): (usize, Buffer), is_last: bool, text: &mut Text) {
+        let rows = &self.rows;
+        let bare = Program::new(rows, Vec::new(), self.vector.as_ref());
+        let none = BTreeSet::new();
+        let sum = self.column(at, to);
+        if !self.lays_out() {
+            self.open_columns(&bare, (&none, &[]), text);
+            self.store_column(at, to, &sum, text);
+            return self.close_columns(&bare, &[], text);
+        }
+        let column = format!("columns[{}]", self.place_of_column());
+        if self.is_by_warp() {
+            line!(text, "for (u32 warp = 0; warp < {}; warp += 1) {{", self.threads / 32);
+            line!(text, "if (threadIdx.x / 32 == warp) {{");
+        }
+        self.open_columns(&bare, (&none, &[]), text);
+        match self.is_by_warp() {
+            true => {
+                let next = combined(ReduceOp::Sum, rows.dtype, &column, &sum);
+                line!(text, "{column} = warp == 0 ? {sum} : {next};");
+            }
+            false => line!(text, "{column} = {sum};"),
+        }
+        self.close_columns(&bare, &[], text);
+        if self.is_by_warp() {
+            text.end();
+        }
+        line!(text, "sync_block();");
+        if self.is_by_warp() {
+            text.end();
+        }
+        let (from, end) = match self.segments() {
+            1 => ("threadIdx.x".to_owned(), rows.cols.to_string()),
+            _ => ("base + threadIdx.x".to_owned(), "end".to_owned()),
+        };
+        line!(text, "for (u64 col = {from}; col < {end}; col += {}) {{", self.threads);
+        self.store_column(at, to, &column, text);
+        text.end();
+        if !is_last {
             line!(text, "sync_block();");
-            line!(text, "if (threadIdx.x == 0) {workspace}[blockIdx.x] = {total};");
+        }
+    }
+
+    /// Prints the store of a sum at `col`: a block's part, or all of it.
+    fn store_column(&self, at: usize, to: Buffer, sum: &str, text: &mut Text) {
+        let accumulates = matches!(self.rows.outputs[at], Output::ColSum { accumulate: true, .. });
+        if !self.has_all_rows() {
+            line!(text, "{to}[block * {} + col] = {sum};", self.rows.cols);
+        } else if accumulates {
+            let old = format!("{to}[col]");
+            line!(text, "{old} = {};", combined(ReduceOp::Sum, self.rows.dtype, &old, sum));
+        } else {
+            line!(text, "{to}[col] = {sum};");
         }
     }
 }
 
-/// Reduces a value over a warp or a block: a butterfly within the warp, then over the warps in
-/// ascending order.
-fn reduce_group(
-    group: u32,
+/// Reduces a value over the warps of a block, or of one: a butterfly within the warp, then over the
+/// warps in ascending order.
+fn reduce_block(
+    warps: u32,
     value: &str,
     shared: &str,
     (op, dtype): (ReduceOp, DType),
@@ -455,13 +604,13 @@ fn reduce_group(
     let other = format!("shuffle_xor({value}, bits)");
     line!(text, "{value} = {};", combined(op, dtype, value, &other));
     text.end();
-    if group == 32 {
+    if warps == 1 {
         return;
     }
     line!(text, "if (threadIdx.x % 32 == 0) {shared}[threadIdx.x / 32] = {value};");
     line!(text, "sync_block();");
     line!(text, "{value} = {shared}[0];");
-    line!(text, "for (int warp = 1; warp < {}; warp += 1) {{", THREADS / 32);
+    line!(text, "for (int warp = 1; warp < {warps}; warp += 1) {{");
     line!(text, "{value} = {};", combined(op, dtype, value, &format!("{shared}[warp]")));
     text.end();
 }
@@ -520,8 +669,12 @@ impl PartialSums {
 
 impl fmt::Display for RowReduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RowReduction { rows, group, chunk, segment, .. } = self;
-        let threads = if *group == 32 { "warp" } else { "block" };
+        let RowReduction { rows, cluster, chunk, segment, .. } = self;
+        let threads = match cluster {
+            1 if self.is_by_warp() => "warp".to_owned(),
+            1 => "block".to_owned(),
+            _ => format!("cluster of {cluster} blocks"),
+        };
         match chunk {
             1 => write!(f, "one {threads} per row of {}x{}", rows.rows, rows.cols)?,
             _ => write!(f, "one {threads} per {chunk} rows of {}x{}", rows.rows, rows.cols)?,

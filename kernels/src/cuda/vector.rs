@@ -1,6 +1,6 @@
 //! Vectorised loads and stores of fused loops over rows: a thread takes several columns.
 
-use crate::rows::{Access, Instr, Output, Rows};
+use crate::rows::{Access, Instr, Output, RowInput, Rows};
 
 /// Bytes of the widest load.
 const BYTES: usize = 16;
@@ -58,6 +58,20 @@ impl Vectorized {
             inputs: inputs.iter().map(is_vector).collect(),
             outputs: outputs.iter().map(is_vector).collect(),
         })
+    }
+
+    /// Vectors of one element, of rows that start anywhere: those of bytes are left out.
+    pub(super) fn single(rows: &Rows) -> Option<Vectorized> {
+        let is_loaded = |at: usize| {
+            let loads = |instr: &Instr| matches!(instr, Instr::Load { input } if *input == at);
+            rows.instrs.iter().any(loads)
+        };
+        let is_single = |(at, input): (usize, &RowInput)| {
+            is_loaded(at) && input.access.col_stride == 1 && input.dtype.size() > 1
+        };
+        let inputs: Vec<bool> = rows.inputs.iter().enumerate().map(is_single).collect();
+        let outputs = vec![false; rows.outputs.len()];
+        inputs.contains(&true).then_some(Vectorized { width: 1, inputs, outputs })
     }
 }
 

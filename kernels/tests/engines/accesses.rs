@@ -18,7 +18,7 @@ use crate::product::{Framed, random_product};
 use crate::rows::{buffers, random_rows};
 use crate::shim::{Library, compiler};
 use crate::{
-    Case, Random, elements, moves, recorded, runs_all, skinny, tensor, transpose, warpgroup,
+    Case, Random, elements, moves, recorded, runs_all, skinny, tensor, transpose, warpgroup, wide,
 };
 
 /// Launches of a test that are taken.
@@ -140,6 +140,15 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         let rows = random_rows(&mut random, DType::F32, shape, true);
         let (inputs, old) = buffers(&mut random, &rows);
         add(Case { kernel: Kernel::Rows(rows), scalars: Vec::new(), inputs, old }, Arch::Sm80);
+    }
+    let double = DType::F64;
+    for arch in [Arch::Sm80, Arch::Sm90a] {
+        let wide = [
+            wide::softmax(double, [3, 12_296], true),
+            wide::softmax(DType::BF16, [1, 50_257], false),
+            wide::norm(double, [2, 12_301]),
+        ];
+        wide.into_iter().for_each(|of| add(Case::new(&mut Random::new(3), of), arch));
     }
     for test in [
         moves::copies_follow_their_strides,

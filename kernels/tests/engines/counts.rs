@@ -15,7 +15,7 @@ use ir::DType;
 
 use crate::flash_warpgroup::windowed;
 use crate::shim::{Counts, Library, compiler};
-use crate::{Case, Random, runs_all};
+use crate::{Case, Random, runs_all, wide};
 
 /// Rows and columns of what moves memory.
 const ROWS: usize = 24;
@@ -121,6 +121,8 @@ fn streams() -> Vec<Counted> {
         ("GELU, BF16", arch, program(half, 0, gelu, stored(1, half))),
         ("softmax, F32", arch, softmax()),
         ("RMS norm, BF16", arch, norm()),
+        ("sums of columns of few rows, BF16", arch, column_sums(ROWS)),
+        ("softmax by a cluster, F64", Arch::Sm90a, wide::softmax(DType::F64, [2, 16_384], false)),
     ]
 }
 

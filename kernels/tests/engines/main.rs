@@ -37,6 +37,7 @@ mod transpose;
 mod turns;
 mod warpgroup;
 mod whole;
+mod wide;
 
 use std::cell::RefCell;
 

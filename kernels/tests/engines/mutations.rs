@@ -20,7 +20,7 @@ use ir::op::Operands;
 use crate::flash_warpgroup::windowed;
 use crate::shim::{Library, compiler};
 use crate::transpose::transposition;
-use crate::{Buffer, Case, Random, cuda, runs_all, same_bits, tensor};
+use crate::{Buffer, Case, Random, cuda, runs_all, same_bits, tensor, wide};
 
 /// Orders of threads that each mutation is tried in.
 const SEEDS: u64 = 8;
@@ -93,6 +93,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 add(call.arguments[1], format!("{} - 1", changed(1)));
                 add(call.arguments[1], format!("{} + 1", changed(1)));
             }
+            "store_in_cluster" => add(call.arguments[1], format!("({}) ^ 1", changed(1))),
             "sync_warpgroup" => add(call.arguments[0], "1".to_owned()),
             _ => {}
         }
@@ -129,8 +130,10 @@ struct Call {
 }
 
 /// The parts whose calls are changed.
-const PARTS: [&str; 27] = [
+const PARTS: [&str; 29] = [
     "sync_block",
+    "sync_cluster",
+    "store_in_cluster",
     "wait_for_turn",
     "end_turn",
     "sync_warp",
@@ -461,9 +464,7 @@ type Equivalent = &'static [(&'static str, &'static str)];
 const OF_SUMS: Equivalent = &[
     ("function 0: `sync_block()` number 1,", "the barrier before the row's sum is stored remains"),
     ("function 0: `sync_block()` number 2,", "the row's sum is not stored in place of an input"),
-    ("function 0: `sync_block()` number 4,", "the block ends"),
 ];
-const OF_COLUMNS: Equivalent = &[("function 0: `sync_block()` number 1,", "the block ends")];
 /// The producer fills stages in order, and readers release them in order: it waits for both of two
 /// stages before it fills the first.
 const OF_PAIRS: &str = "of two stages both are waited for before the first is filled";
@@ -521,8 +522,12 @@ fn subjects() -> Vec<Subject> {
     let mut all = vec![
         of("softmax, a block a row", older, Kernel::Rows(tensor::softmax()), &[]),
         of("sums of rows, columns and all", older, Kernel::Rows(cuda::sums(280)), OF_SUMS),
-        of("sums of columns by warps", older, columns(), OF_COLUMNS),
+        of("sums of columns by warps", older, columns(), &[]),
     ];
+    let mut by_clusters =
+        of("norm by clusters", Arch::Sm90a, wide::norm(DType::F64, [6, 12_290]), &[]);
+    by_clusters.functions = wide::in_turn(&by_clusters.case.kernel);
+    all.push(by_clusters);
     all.extend(products());
     all.extend([
         of("experts on CUDA cores", older, Kernel::Experts(experts(FEW, DType::F32)), &[]),

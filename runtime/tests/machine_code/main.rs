@@ -154,7 +154,11 @@ fn capped() -> Attention {
 
 /// A program of two inputs, of one row after the other, with what it computes of `a + b`.
 fn rows(dtype: DType, more: &[Instr], value: usize) -> Kernel {
-    let [rows, cols] = [512, 2048];
+    rows_of([512, 2048], dtype, more, value)
+}
+
+/// The same of a shape.
+fn rows_of([rows, cols]: [usize; 2], dtype: DType, more: &[Instr], value: usize) -> Kernel {
     let input = || RowInput { dtype, access: Access::full(rows, cols) };
     let mut instrs = vec![Instr::Load { input: 0 }, Instr::Load { input: 1 }];
     instrs.push(Instr::Binary { op: BinaryOp::Add, a: 0, b: 1 });
@@ -405,6 +409,16 @@ fn expectations() -> Vec<Expected> {
         stream("sum of F32", rows(DType::F32, &[], 2)),
         stream("softmax of BF16", rows(DType::BF16, &softmax, 7)),
     ];
+    // Of these a thread keeps 80 registers, and 32 of each block of a cluster of four.
+    let wide = |what, cols| stream(what, rows_of([64, cols], DType::BF16, &softmax, 7));
+    all.extend([
+        Expected { archs: &[Arch::Sm80, Arch::Sm89], ..wide("softmax by larger blocks", 40_960) },
+        Expected {
+            archs: &[Arch::Sm90a, Arch::Sm100],
+            has: &["LDG", "STG", "UCGABAR_ARV", "UCGABAR_WAIT"],
+            ..wide("softmax by clusters", 65_536)
+        },
+    ]);
     // The only branch of a map is that of threads without points, which end.
     let map = |what, op, x| Expected {
         has: &["LDG", "STG", "MUFU", "F2FP"],

@@ -17,6 +17,8 @@ enum Step<'r> {
     Row(Vec<Stream<'r>>, Who),
     /// A reduction over the block: what warps have is stored, and loaded by all.
     Reduce([Site; 3]),
+    /// Values of the blocks of a cluster, from the first one on, are loaded by all.
+    Exchange([Site; 2], usize),
 }
 
 /// Which lanes of a row access its scalars.
@@ -71,11 +73,11 @@ impl<'r> Body<'r> {
         self.steps.iter().flat_map(|step| {
             let columns = match step {
                 Step::Columns(all) => &all[..],
-                Step::Row(..) | Step::Reduce(_) => &[],
+                Step::Row(..) | Step::Reduce(_) | Step::Exchange(..) => &[],
             };
             let scalars = match step {
                 Step::Row(all, _) => &all[..],
-                Step::Columns(_) | Step::Reduce(_) => &[],
+                Step::Columns(_) | Step::Reduce(_) | Step::Exchange(..) => &[],
             };
             let streams = columns.iter().filter_map(|column| match column {
                 Column::Stream(stream) => Some(stream),
@@ -95,13 +97,17 @@ impl<'r> Body<'r> {
             let columns = self.inputs(&kept);
             self.steps.push(Step::Columns(columns));
         }
-        let mut known = BTreeSet::new();
+        let (mut known, mut slot) = (BTreeSet::new(), 0);
         for level in 0..=program.depth() {
             let all = program.reductions(level).into_iter();
             let vectors: Vec<_> = all.filter(|(_, _, x)| program.vectors[*x]).collect();
             if !vectors.is_empty() {
                 self.pass(&program, vectors.iter().map(|(_, _, x)| *x), &mut known, Vec::new());
                 vectors.iter().for_each(|_| self.reduce());
+                if self.tile.cluster > 1 {
+                    self.exchange(slot..slot + vectors.len());
+                }
+                slot += vectors.len();
             }
             let scalars = &program.row_scalars(level) & &self.live;
             let inputs = loaded(rows, &scalars);
@@ -153,6 +159,15 @@ impl<'r> Body<'r> {
         }
     }
 
+    /// What blocks of a cluster have reduced, of the numbers of some reductions.
+    fn exchange(&mut self, slots: std::ops::Range<usize>) {
+        let bytes = self.tile.rows.dtype.size() as usize;
+        for slot in slots {
+            let sites = [0; 2].map(|_| self.sites.shared(bytes));
+            self.steps.push(Step::Exchange(sites, slot * self.tile.cluster as usize));
+        }
+    }
+
     /// The last pass over a row: stores and sums.
     fn write(&mut self, program: &Program<'_>, known: &mut BTreeSet<usize>) {
         let rows = &self.tile.rows;
@@ -192,28 +207,48 @@ impl<'r> Body<'r> {
     }
 }
 
-/// A block: its number along the rows, and the columns that it takes.
+/// A block: its number along the rows, or that of its cluster, its number in that, and the columns
+/// that it takes.
 #[derive(Clone, Copy)]
 struct Place {
     block: usize,
+    rank: usize,
     columns: [usize; 2],
+}
+
+impl Place {
+    /// The number of a column's sum, or of the block's part of it.
+    fn sum(self, tile: &RowReduction, col: usize) -> u64 {
+        (if tile.has_all_rows() { col } else { self.block * tile.rows.cols + col }) as u64
+    }
+}
+
+impl ColumnSites {
+    /// A lane's accesses to a sum in memory.
+    fn copy(&self, warp: &mut Warp, lane: usize, number: u64) {
+        for site in self.old.iter().chain([&self.to]) {
+            warp.access(*site, lane, number * site.bytes);
+        }
+    }
 }
 
 impl RowReduction {
     fn place(&self, block: usize) -> Place {
-        let base = block % self.segments() * self.segment;
+        let segments = self.segments();
+        let base = block % segments * self.segment;
         let columns = [base, (base + self.segment).min(self.rows.cols)];
-        Place { block: block / self.segments(), columns }
+        let cluster = self.cluster as usize;
+        Place { block: block / segments / cluster, rank: block % cluster, columns }
     }
 
     /// Whether warps exchange what they have reduced of a row.
     fn reduces_over_blocks(&self) -> bool {
-        self.group == THREADS && self.rows.cols > 1
+        !self.is_by_warp() && self.rows.cols > 1
     }
 
     /// The rows that a warp takes, or its block.
     fn rows_of(&self, block: usize, warp: usize) -> std::ops::Range<usize> {
-        let groups = (THREADS / self.group) as usize;
+        let groups = self.groups() as usize;
         let chunk = if groups == 1 { block } else { block * groups + warp };
         let end = self.rows.rows;
         (chunk * self.chunk).min(end)..((chunk + 1) * self.chunk).min(end)
@@ -247,7 +282,9 @@ pub(super) fn row_reduction(tile: &RowReduction, grid: u64) -> Option<Accesses> 
     for block in 0..grid as usize {
         let place = tile.place(block);
         let mut key = vec![place.columns[0] as u64, place.columns[1] as u64];
-        let per_block = tile.rows_of(place.block, 0).start..tile.rows_of(place.block, 7).end;
+        let last = (tile.threads / 32 - 1) as usize;
+        let per_block = tile.rows_of(place.block, 0).start..tile.rows_of(place.block, last).end;
+        key.push(place.rank as u64);
         key.push(per_block.len() as u64);
         key.push((place.block * tile.rows.cols) as u64 % SECTOR);
         key.push(block as u64 % SECTOR);
@@ -262,9 +299,13 @@ pub(super) fn row_reduction(tile: &RowReduction, grid: u64) -> Option<Accesses> 
 impl Body<'_> {
     /// Lists the accesses of a block.
     fn list(&self, warp: &mut Warp, place: Place, number: usize) {
-        for at in 0..THREADS as usize / LANES {
+        let threads = self.tile.threads as usize;
+        for at in 0..threads / LANES {
             for lane in 0..LANES {
-                let in_row = if self.tile.group == THREADS { at * LANES + lane } else { lane };
+                let in_row = match self.tile.is_by_warp() {
+                    true => lane,
+                    false => place.rank * threads + at * LANES + lane,
+                };
                 self.keys.pass(warp, lane);
                 for site in &self.first_sums {
                     self.sum_columns(warp, (lane, in_row), *site, place);
@@ -322,27 +363,47 @@ impl Body<'_> {
                     streams.iter().for_each(|stream| stream.pass(warp, lane, row, [0, 1]));
                 }
             }
-            Step::Reduce(sites) => reduce(warp, *sites, (at, lane)),
+            Step::Reduce(sites) => reduce(warp, *sites, (at, lane), self.tile.threads),
+            Step::Exchange([first, others], slot) => {
+                let place = |of: usize| ((slot + of) as u64) * first.bytes;
+                warp.access(*first, lane, place(0));
+                (1..self.tile.cluster as usize)
+                    .for_each(|other| warp.access(*others, lane, place(other)));
+            }
         }
     }
 }
 
 /// A reduction over the warps of a block: each stores what it has, and all load that of all.
-fn reduce(warp: &mut Warp, [store, first, others]: [Site; 3], (at, lane): (usize, usize)) {
+fn reduce(
+    warp: &mut Warp,
+    [store, first, others]: [Site; 3],
+    (at, lane): (usize, usize),
+    threads: u32,
+) {
     if lane == 0 {
         warp.access(store, lane, at as u64 * store.bytes);
     }
     warp.access(first, lane, 0);
-    for other in 1..u64::from(THREADS) / LANES as u64 {
+    for other in 1..u64::from(threads) / LANES as u64 {
         warp.access(others, lane, other * others.bytes);
     }
 }
 
+/// The sites of a sum of columns.
+struct ColumnSites {
+    /// What warps add to in shared memory, and what they store there.
+    load: Site,
+    store: Site,
+    /// The copy from there: what is loaded, what it is added to, and what is stored.
+    read: Site,
+    old: Option<Site>,
+    to: Site,
+}
+
 /// The sites of what a block does behind its rows.
 struct LastSums {
-    /// For each sum of columns: of what warps add to it in shared memory, load and store; of its
-    /// copy to the workspace, load and store.
-    columns: Vec<[Site; 4]>,
+    columns: Vec<ColumnSites>,
     /// For each sum of all: its reduction, and its store.
     totals: Vec<([Site; 3], Site)>,
 }
@@ -355,9 +416,17 @@ impl LastSums {
         let (mut columns, mut totals) = (Vec::new(), Vec::new());
         for output in &rows.outputs {
             match output {
-                Output::ColSum { .. } if tile.in_registers => {
+                Output::ColSum { accumulate, .. } if tile.in_registers => {
                     let [load, store, read] = [0; 3].map(|_| sites.shared(bytes));
-                    columns.push([load, store, read, sites.device(bytes)]);
+                    let to = [0; 2].map(|_| sites.device(bytes));
+                    let adds = *accumulate && tile.has_all_rows();
+                    columns.push(ColumnSites {
+                        load,
+                        store,
+                        read,
+                        old: adds.then_some(to[0]),
+                        to: to[1],
+                    });
                 }
                 Output::TotalSum { .. } => {
                     let shared = [0; 3].map(|_| sites.shared(of_total));
@@ -377,28 +446,32 @@ impl LastSums {
         (place, number): (Place, usize),
     ) {
         let [base, end] = place.columns;
-        for [load, store, read, to] in &self.columns {
-            if body.tile.group == THREADS {
-                body.sum_columns(warp, (lane, in_row), *to, place);
+        let tile = body.tile;
+        for sites in &self.columns {
+            if !tile.lays_out() {
+                for first in tile.columns_of(in_row, place.columns) {
+                    (first..first + body.width)
+                        .for_each(|col| sites.copy(warp, lane, place.sum(tile, col)));
+                }
                 continue;
             }
-            for first in body.tile.columns_of(lane, place.columns) {
+            for first in tile.columns_of(in_row, place.columns) {
                 for col in first..first + body.width {
-                    let column = body.tile.place_of(col - base) * load.bytes;
-                    if at > 0 {
-                        warp.access(*load, lane, column);
+                    let column = tile.place_of(col - base) * sites.load.bytes;
+                    if at > 0 && tile.is_by_warp() {
+                        warp.access(sites.load, lane, column);
                     }
-                    warp.access(*store, lane, column);
+                    warp.access(sites.store, lane, column);
                 }
             }
-            for col in (base + at * LANES + lane..end).step_by(THREADS as usize) {
-                warp.access(*read, lane, body.tile.place_of(col - base) * read.bytes);
-                let sum = place.block * body.tile.rows.cols + col;
-                warp.access(*to, lane, sum as u64 * to.bytes);
+            for col in (base + at * LANES + lane..end).step_by(tile.threads as usize) {
+                let read = sites.read;
+                warp.access(read, lane, tile.place_of(col - base) * read.bytes);
+                sites.copy(warp, lane, place.sum(tile, col));
             }
         }
         for (shared, to) in &self.totals {
-            reduce(warp, *shared, (at, lane));
+            reduce(warp, *shared, (at, lane), tile.threads);
             if at == 0 && lane == 0 {
                 warp.access(*to, lane, number as u64 * to.bytes);
             }

@@ -45,7 +45,7 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
             product::function(what, p, (&inputs, outputs[0]), [None, None], (&mut all, arch));
         }
         Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
-        Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
+        Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, (&mut all, arch)),
         Kernel::Attention(a) => {
             attention::forward(what, a, &inputs, &outputs, (&mut all, arch));
         }

@@ -210,6 +210,7 @@ pub(super) fn functions(
         let more = part.beside().len();
         written.extend(&outputs[beside..beside + more]);
         beside += more;
-        rows::functions(&format!("{what}: then {at}"), &then.rows, &read, &written, all);
+        let what = &format!("{what}: then {at}");
+        rows::functions(what, &then.rows, &read, &written, (all, arch));
     }
 }

@@ -10,6 +10,7 @@ use crate::cuda::tile::Tile;
 use crate::cuda::vector::Vectorized;
 use crate::kernel::Fill;
 use crate::rows::{Instr, Output, Rows};
+use ir::target::Arch;
 
 /// The functions of a program on these buffers.
 pub(super) fn functions(
@@ -17,7 +18,7 @@ pub(super) fn functions(
     rows: &Rows,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    all: &mut Functions,
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
     if rows.rows * rows.cols == 0 {
         return empty_sums(what, rows, outputs, all);
@@ -47,7 +48,7 @@ pub(super) fn functions(
         });
         return;
     }
-    reduction::functions(what, rows, parameters, outputs, all);
+    reduction::functions(what, rows, parameters, outputs, (all, arch));
 }
 
 /// The functions of a program without points: its sums are zero, and nothing is stored.

@@ -7,6 +7,8 @@
 #define PART __device__ __forceinline__
 // One block per multiprocessor is enough: for more of them registers would be spilled.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS, 1)
+// The same, of which so many blocks are a cluster.
+#define KERNEL_OF_CLUSTERS(THREADS, BLOCKS) KERNEL(THREADS) __cluster_dims__(BLOCKS, 1, 1)
 #define SHARED(T, NAME, COUNT) __shared__ __align__(128) T NAME[COUNT]
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
@@ -80,6 +82,29 @@ PART void end_turn(unsigned int* counter, unsigned int next) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
                "r"(next) : "memory");
 }
+// What blocks of a cluster do: there are clusters from sm_90 on.
+#if __CUDA_ARCH__ >= 900
+// Waits for all threads of the cluster: what they wrote before, also to each other's shared memory,
+// is visible behind it.
+PART void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Stores to the same place of shared memory in the block of a number.
+template <class T> PART void store_in_cluster(T* place, unsigned int rank, T value) {
+  unsigned int there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
+               : "r"((unsigned int)__cvta_generic_to_shared(place)), "r"(rank));
+  if (sizeof value == 8) {
+    unsigned long long bits;
+    memcpy(&bits, &value, sizeof value);
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(there), "l"(bits) : "memory");
+  } else {
+    unsigned int bits;
+    memcpy(&bits, &value, sizeof value);
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(bits) : "memory");
+  }
+}
+#endif
 // The value of the lane whose number differs in `bits`.
 template <class T> PART T shuffle_xor(T x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
 template <class T> PART T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }

@@ -15,11 +15,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <string>
 #include <vector>
 #include <sys/mman.h>
 
 #define PART inline
 #define KERNEL(THREADS) static void
+#define KERNEL_OF_CLUSTERS(THREADS, BLOCKS) static void
 #define TABLE static const
 #define UNROLL
 #define UNROLL_4
@@ -89,6 +91,8 @@ struct Fiber {
   u_int64_t group;
   // Barriers that it has passed: of the block, and of the warp.
   unsigned int blocks, warps;
+  // How often it has met the other blocks of its cluster.
+  unsigned int clusters;
   // How often it has met others: at those, at barriers in memory, and by instructions of a warpgroup.
   u_int64_t meetings;
   // What it has written to shared memory since it fenced that from TMA, as first and last bytes.
@@ -143,6 +147,25 @@ struct SharedArray {
   unsigned char* start;
   size_t before, bytes;
   Shadow* shadow;
+};
+
+// What a thread stores to the shared memory of another block of its cluster, whose threads see it
+// when all of the cluster have met, and not before.
+struct ClusterStore {
+  unsigned int rank;
+  std::string array;
+  size_t at;
+  std::vector<unsigned char> value;
+};
+
+// Blocks that have each other's shared memory. `passed` is for each the barriers of its threads until
+// those of the cluster last met, and now.
+struct Cluster {
+  std::map<std::pair<unsigned int, std::string>, SharedArray> arrays;
+  std::vector<ClusterStore> stores;
+  std::deque<unsigned int> arrived;
+  std::vector<unsigned int> passed, now;
+  std::vector<u_int64_t> serials;
 };
 
 // A thread that waits until a counter in global memory is a number.
@@ -202,6 +225,9 @@ inline thread_local Block* running = nullptr;
 inline thread_local std::function<void()> body;
 // How many blocks there may be at a time.
 inline thread_local u_int64_t residents = 1;
+// Blocks of a cluster, and the clusters that have begun.
+inline thread_local unsigned int cluster_blocks = 1;
+inline thread_local std::map<unsigned int, Cluster> clusters;
 // The first finding since it was last asked for.
 inline thread_local char report[256];
 // Stacks of no block.
@@ -407,6 +433,9 @@ inline void* shared_array(const char* name, size_t before, size_t bytes) {
   // What is left may be of a library without checks.
   if (!own.shadow) own.shadow = new_shadow(bytes);
   memset(own.start, 0xff, 2 * before + bytes);
+  if (cluster_blocks > 1) {
+    clusters[b.index.x / cluster_blocks].arrays[{b.index.x % cluster_blocks, name}] = own;
+  }
   return own.start + before;
 }
 
@@ -565,6 +594,17 @@ template <class F> void launch_turns(u_int64_t blocks, unsigned int threads, u_i
   residents = 1;
 }
 
+// The same of clusters: all blocks of one are there at a time.
+template <class F>
+void launch_clusters(u_int64_t blocks, unsigned int threads, unsigned int cluster, u_int64_t seed, F f) {
+  cluster_blocks = cluster;
+  residents = cluster * (1 + seed % 2);
+  clusters.clear();
+  launch(blocks, threads, true, seed, f);
+  clusters.clear();
+  residents = cluster_blocks = 1;
+}
+
 }  // namespace shim
 
 // The first finding since the last call, or nothing.
@@ -614,6 +654,73 @@ inline void end_turn(unsigned int* counter, unsigned int next) {
   shim::release(counter);
   *counter = next;
   shim::pause_at_times();
+}
+namespace shim {
+// Records that a thread of another block has stored some bytes, once all have met.
+void land_store(const SharedArray& array, size_t at, size_t bytes, u_int64_t block, const unsigned int passed[2]);
+#ifndef SHIM_CHECKED
+inline void land_store(const SharedArray&, size_t, size_t, u_int64_t, const unsigned int[2]) {}
+#endif
+// All threads of a cluster have come: they see what was stored to the memory of their blocks.
+inline void land_stores(Cluster& cluster) {
+  Uncounted here;
+  for (const ClusterStore& store : cluster.stores) {
+    auto found = cluster.arrays.find({store.rank, store.array});
+    if (found == cluster.arrays.end()) abort();
+    const SharedArray& array = found->second;
+    unsigned int passed[2] = {cluster.passed[store.rank], cluster.now[store.rank]};
+    land_store(array, store.at, store.value.size(), cluster.serials[store.rank], passed);
+    memcpy(array.start + array.before + store.at, store.value.data(), store.value.size());
+  }
+  cluster.stores.clear();
+  for (size_t rank = 0; rank < cluster.now.size(); rank++) cluster.passed[rank] = cluster.now[rank] + 1;
+}
+}  // namespace shim
+inline void sync_cluster() {
+  shim::Fiber& me = *shim::block.current;
+  unsigned int number = shim::block.index.x / shim::cluster_blocks, rank = shim::block.index.x % shim::cluster_blocks;
+  shim::Cluster& cluster = shim::clusters[number];
+  cluster.now.resize(shim::cluster_blocks);
+  cluster.passed.resize(shim::cluster_blocks);
+  cluster.serials.resize(shim::cluster_blocks);
+  cluster.now[rank] = me.blocks;
+  cluster.serials[rank] = shim::block.serial;
+  while (cluster.arrived.size() <= me.clusters) cluster.arrived.push_back(0);
+  unsigned int& arrived = cluster.arrived[me.clusters];
+  unsigned int all = (unsigned int)shim::block.fibers.size() * shim::cluster_blocks;
+  arrived += 1;
+  if (arrived == all) {
+    shim::land_stores(cluster);
+    // The others of its block go on before another block does.
+    auto& waiting = shim::block.turns;
+    for (const shim::TurnWait& wait : waiting) {
+      if (wait.counter == &arrived) shim::block.ready.push_back(wait.fiber);
+    }
+    auto is_over = [&](const shim::TurnWait& wait) { return wait.counter == &arrived; };
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(), is_over), waiting.end());
+  } else {
+    shim::wait_for(&arrived, all);
+  }
+  me.clusters += 1;
+  me.blocks += 1;
+  me.meetings += 1;
+}
+template <class T> void store_in_cluster(T* place, unsigned int rank, T value) {
+  unsigned int number = shim::block.index.x / shim::cluster_blocks;
+  shim::Cluster& cluster = shim::clusters[number];
+  if (!shim::block.current->clusters) {
+    shim::find("thread %u stores to a block that may not have begun", threadIdx.x);
+    return;
+  }
+  for (size_t at = 0; at < shim::block.array_count; at++) {
+    const shim::SharedArray& array = shim::block.arrays[at];
+    size_t offset = (size_t)((unsigned char*)place - array.start) - array.before;
+    if (offset >= array.bytes || rank >= shim::cluster_blocks) continue;
+    const unsigned char* bytes = (const unsigned char*)&value;
+    cluster.stores.push_back(shim::ClusterStore{rank, array.name, offset, std::vector<unsigned char>(bytes, bytes + sizeof value)});
+    return;
+  }
+  shim::find("thread %u stores beyond the shared memory of its cluster", threadIdx.x);
 }
 inline void sync_warp() {
   shim::sync_lanes("sync_warp");
@@ -1395,6 +1502,22 @@ inline UNCHECKED void access_shared(unsigned int thread, const void* place, size
       access_byte(array, offset, now, writes);
     }
     return;
+  }
+}
+
+inline UNCHECKED void land_store(const SharedArray& array, size_t at, size_t bytes, u_int64_t block,
+                                 const unsigned int passed[2]) {
+  for (size_t i = at; i < at + bytes; i++) {
+    Shadow& shadow = array.shadow[i];
+    Access nobody = {~0u, 0, 0};
+    if (shadow.of != block) shadow = Shadow{block, nobody, {nobody, nobody}};
+    // What the block's threads did since the cluster last met is in no order with the store.
+    for (const Access& other : {shadow.write, shadow.reads[0], shadow.reads[1]}) {
+      if (other.thread != ~0u && other.blocks >= passed[0]) {
+        find("a block stores byte %zu of %s, which thread %u accesses", i, array.name, other.thread);
+      }
+    }
+    shadow.write = Access{0, passed[1], 0};
   }
 }
 
