@@ -55,7 +55,7 @@ use memory::Memory;
 use network::{Group, Network};
 use price::{Inside, Prices};
 use profile::Profile;
-use rates::{Arithmetic, Rates};
+use rates::{Arithmetic, ProductKernels, Rates};
 use step::{Breakdown, Step};
 use terms::Terms;
 use workload::Workload;
@@ -214,7 +214,10 @@ impl<'a> Estimator<'a> {
             shared_bytes_per_s: known(&cluster.host.bandwidth).unwrap_or(f64::INFINITY),
             devices: cluster.devices_per_node.unwrap_or(1) as u64,
         };
-        let profile = profile.in_arithmetic(job.arithmetic);
+        let profile = profile.with_rates(cluster, &rates).in_arithmetic(job.arithmetic);
+        if profile.products == ProductKernels::MmaSync {
+            rates.multiply_by_mma_sync();
+        }
         if let Some(watts) = profile.stated.power_w {
             rates.limit_power(&cluster.device.name, watts)?;
         }

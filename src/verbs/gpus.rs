@@ -347,7 +347,7 @@ impl Subject {
 
     /// How the program is assumed to execute.
     fn profile(&self) -> Profile {
-        assumed(self.release(), arithmetic(self.dtype), &self.work)
+        assumed(self.release().on(&self.cluster), arithmetic(self.dtype), &self.work)
     }
 
     /// Refuses a configuration that the tool cannot express.

@@ -180,7 +180,8 @@ impl Models {
     /// # Errors
     /// If the draft model cannot be read, or has a vocabulary of another size.
     fn new(subject: Subject, requests: &Requests) -> Result<Models, Failure> {
-        let engine = requests.engine.unwrap_or(profile::GANTLINE).stating(subject.stated);
+        let engine = requests.engine.unwrap_or(profile::GANTLINE).on(&subject.cluster);
+        let engine = engine.stating(subject.stated);
         let Some(path) = &requests.draft else {
             return Ok(Models { subject, draft: None, engine });
         };

@@ -21,10 +21,13 @@ pub use sharded::{TORCH_FSDP, TORCHTITAN_2025};
 
 use serde::Serialize;
 
+use super::devices;
 pub use super::experts::ExpertPlacement;
 use super::memory::Memory;
-use super::rates::{Arithmetic, AttentionKernel};
+use super::rates::{Arithmetic, AttentionKernel, ProductKernels, Rates};
 use super::workload::Workload;
+use crate::cluster::Cluster;
+use ir::target::{Arch, Target};
 
 /// How something is exchanged over data-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -122,6 +125,8 @@ pub struct AroundAttention {
 pub struct Profile {
     /// The name in flags.
     pub name: &'static str,
+    /// The instructions of products.
+    pub products: ProductKernels,
     /// The inside of attention.
     pub attention: AttentionKernel,
     /// Whether causal attention skips what is masked.
@@ -274,6 +279,33 @@ impl Profile {
             reserve_bytes: reserve,
             ..held
         }
+    }
+
+    /// The same on the devices of a cluster. Our own kernels multiply by the fastest instructions of
+    /// Ampere and Hopper; what is compiled for other architectures, or for an older one than the
+    /// device has, multiplies by `mma.sync`, attention too.
+    pub fn on(self, cluster: &Cluster) -> Profile {
+        match devices::rates(cluster) {
+            Ok(rates) => self.with_rates(cluster, &rates),
+            Err(_) => self,
+        }
+    }
+
+    /// The same, given the rates of these devices.
+    pub(super) fn with_rates(self, cluster: &Cluster, rates: &Rates) -> Profile {
+        let is_ours = self.name == GANTLINE.name;
+        let is_behind = rates.attention.second_generation < 1.0
+            && cluster.target() != Some(Target::Cuda(Arch::Sm90a));
+        if !is_ours || !is_behind {
+            return self;
+        }
+        let attention = match self.attention {
+            AttentionKernel::FlashBest if !self.stated.says("attention") => AttentionKernel::Flash2,
+            stated => stated,
+        };
+        let stated = self.stated.says("products");
+        let products = if stated { self.products } else { ProductKernels::MmaSync };
+        Profile { attention, products, ..self }
     }
 
     /// What is assumed of the executor, for people: the attention kernel, and bytes per parameter

@@ -73,6 +73,16 @@ impl AttentionKernel {
     }
 }
 
+/// Which instructions of tensor cores products are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProductKernels {
+    /// Those that the device's library is timed with.
+    Fastest,
+    /// `mma.sync`, instructions of a warp, of which devices from Hopper on reach less.
+    MmaSync,
+}
+
 /// A tile that a product kernel computes on one multiprocessor, and the share of the peak that it
 /// reaches there.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -332,6 +342,15 @@ impl Rates {
         let known = self.product.iter().filter(|rates| rates.arithmetic <= arithmetic);
         let best = known.max_by_key(|rates| rates.arithmetic);
         best.or(self.product.first()).expect("a device file has products")
+    }
+
+    /// Slows products to those by `mma.sync`: to the share of the device's best kernels that the
+    /// second generation of FlashAttention reaches, whose products are by it too.
+    pub(super) fn multiply_by_mma_sync(&mut self) {
+        let share = self.attention.second_generation;
+        for product in self.product.iter_mut().filter(|of| of.arithmetic != Arithmetic::F32) {
+            product.sustained_share *= share;
+        }
     }
 
     /// Slows all rates to those of the slowest of `devices` devices, which wait for each other in

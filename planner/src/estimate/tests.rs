@@ -10,6 +10,7 @@ use super::*;
 use crate::machine::Machine;
 use crate::origin::Origin;
 use crate::validate::{Compared, Errors, Summary, summarise};
+use ir::target::{Arch, Target};
 
 pub(crate) fn machine() -> Machine {
     Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
@@ -79,6 +80,42 @@ fn recomputation_costs_time_and_saves_memory() {
     assert!(none.memory.total_bytes() > full.memory.total_bytes());
     let wrong: Configuration = "tp=1 pp=1 dp=3 mbs=1".parse().unwrap();
     assert_eq!(estimator.estimate(&wrong).unwrap_err()[0].code, "E3401");
+}
+
+/// Our own kernels have the fastest instructions of Ampere and Hopper. On devices of later
+/// architectures, and where they are compiled for earlier ones, they multiply by `mma.sync`, and a
+/// user who states otherwise is believed.
+#[test]
+fn our_products_are_those_of_the_architecture_that_they_are_compiled_for() {
+    let work = gpt3();
+    let job = Job { global_batch: 128, arithmetic: Arithmetic::Half };
+    let layout: Configuration = "tp=8 pp=8 dp=2 mbs=1 sp".parse().unwrap();
+    let products = |cluster: &Cluster, facts: &[&str]| {
+        let facts: Vec<String> = facts.iter().map(ToString::to_string).collect();
+        let stated = profile::GANTLINE.stating(profile::Stated::read(&facts).unwrap());
+        let estimator = Estimator::new(&work, cluster, stated, job).unwrap();
+        let shown: Vec<String> = (stated.on(cluster).assumptions().into_iter())
+            .filter(|fact| ["products", "attention"].contains(&fact.name))
+            .map(|fact| fact.value)
+            .collect();
+        (estimator.estimate(&layout).unwrap().breakdown.products_s, shown.join(" "))
+    };
+    let fastest = ["products=fastest", "attention=flash-best"];
+    for (name, arch, is_slower) in [
+        ("a100", None, false),
+        ("h100", None, false),
+        ("h100", Some(Arch::Sm80), true),
+        ("b200", None, true),
+    ] {
+        let mut cluster = Cluster::load(name).unwrap();
+        cluster.compiled_for = arch.map(Target::Cuda);
+        let (own_s, own) = products(&cluster, &[]);
+        let (stated_s, _) = products(&cluster, &fastest);
+        let wanted = if is_slower { "mma-sync flash-2" } else { "fastest flash-best" };
+        assert_eq!(own, wanted, "{name} {arch:?}");
+        assert_eq!(own_s > 1.5 * stated_s, is_slower, "{name} {arch:?}: {own_s}, {stated_s}");
+        assert_eq!(own_s > stated_s, is_slower, "{name} {arch:?}: {own_s}, {stated_s}");
+    }
 }
 
 /// What a node's memory has no room for stays on the device.

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use ir::import::nearest;
 use serde::Serialize;
 
-use super::{AttentionKernel, Exchange, NOTHING, Profile};
+use super::{AttentionKernel, Exchange, NOTHING, ProductKernels, Profile};
 use crate::quantity::Unit;
 use apply::{
     adafactor, adam, flash, gradients, graphs, masters, moments, muon, overlaps_tensor, reduces,
@@ -143,7 +143,7 @@ const fn bytes_of(apply: fn(&mut Profile, f64)) -> Option<Number> {
     Some(Number { form: "BYTES", range, read: read_bytes_of_parameter, apply })
 }
 
-const COUNT: usize = 21;
+const COUNT: usize = 22;
 
 /// All facts, in the order in which they are applied and printed: the optimizer goes before its
 /// moments.
@@ -238,6 +238,25 @@ pub const FACTS: [Fact; COUNT] = [
         ],
         number: bytes_of(masters),
         shown: |p| bytes_text(p.master_bytes()),
+    },
+    Fact {
+        name: "products",
+        about: "The tensor-core instructions of products",
+        configured: false,
+        inference: true,
+        words: &[
+            word("fastest", "those that the device's library is timed with", |p| {
+                p.products = ProductKernels::Fastest;
+            }),
+            word("mma-sync", "those of a warp, of which devices from Hopper on reach less", |p| {
+                p.products = ProductKernels::MmaSync;
+            }),
+        ],
+        number: None,
+        shown: |p| match p.products {
+            ProductKernels::Fastest => "fastest".to_owned(),
+            ProductKernels::MmaSync => "mma-sync".to_owned(),
+        },
     },
     Fact {
         name: "attention",

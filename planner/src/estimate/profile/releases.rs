@@ -6,8 +6,8 @@ use super::sharded::{
     TORCHTITAN_EAGER, TORCHTUNE, XLA,
 };
 use super::{
-    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, Profile, Selective,
-    Stated, VocabularyPadding, Whole,
+    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, ProductKernels,
+    Profile, Selective, Stated, VocabularyPadding, Whole,
 };
 
 /// What an allocator that takes the smallest block that fits leaves unused of what comes and goes,
@@ -68,6 +68,7 @@ pub const GANTLINE: Profile = Profile {
     keeps_sent: false,
     usual_sequence_parallel: false,
     fabric: "infiniband",
+    products: ProductKernels::Fastest,
     sends_hidden: true,
     scatter_gather: true,
     prints_first: false,
@@ -132,6 +133,7 @@ const MEGATRON_2020: Profile = Profile {
     keeps_sent: true,
     usual_sequence_parallel: false,
     fabric: "infiniband",
+    products: ProductKernels::Fastest,
     sends_hidden: false,
     scatter_gather: false,
     prints_first: false,
@@ -170,6 +172,7 @@ pub const MEGATRON_2022: Profile = Profile {
 const MEGATRON_DEEPSPEED: Profile = Profile {
     name: "megatron-deepspeed",
     fabric: "omni-path",
+    products: ProductKernels::Fastest,
     // Launches waited for their kernels, without which jobs of 40 nodes hung (bigscience,
     // train/tr11-176B-ml/chronicles-prequel.md, "Hanging Issue").
     host: Host { is_blocking: true, ..EAGER },
@@ -340,6 +343,7 @@ const NANOTRON: Profile = Profile {
     keeps_sent: true,
     usual_sequence_parallel: false,
     fabric: "efa",
+    products: ProductKernels::Fastest,
     sends_hidden: false,
     scatter_gather: false,
     prints_first: true,

@@ -2,8 +2,8 @@
 
 use super::parts::{EAGER, NO_HOST, NOTHING, WHOLE};
 use super::{
-    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, Profile, Selective,
-    Stated, VocabularyPadding, Whole,
+    AroundAttention, AttentionKernel, Exchange, ExpertPlacement, Host, Printed, ProductKernels,
+    Profile, Selective, Stated, VocabularyPadding, Whole,
 };
 
 /// llm-foundry with Composer and FSDP, 2023.
@@ -64,6 +64,7 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
     keeps_sent: false,
     usual_sequence_parallel: false,
     fabric: "infiniband",
+    products: ProductKernels::Fastest,
     sends_hidden: false,
     scatter_gather: false,
     prints_first: false,
