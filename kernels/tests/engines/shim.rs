@@ -5,6 +5,7 @@
 #[path = "gpu.rs"]
 mod gpu;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -18,8 +19,15 @@ use gantline_kernels::cuda::{Buffer, Functions, host_prelude};
 pub(crate) struct Library {
     kernels: Vec<Compiled>,
     report: Option<Report>,
-    counters: Option<(Region, TakeCounts)>,
+    counters: Option<Counters>,
     gpu: Option<gpu::Launches>,
+}
+
+/// What counts, and the counts of each function that was launched since they were last taken.
+struct Counters {
+    name: Region,
+    take: TakeCounts,
+    taken: RefCell<Vec<Counts>>,
 }
 
 /// A kernel, its device functions, and for each what launches it.
@@ -101,7 +109,8 @@ impl Library {
     pub(crate) fn counted(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
         // What a compiler copies for some of a warp's lanes, or for some turns of a loop, would be
         // a request of its own, and what it moves to a branch would be asked for by some lanes.
-        let own = ["-fno-thread-jumps", "-fno-tree-loop-optimize", "-fno-tree-sink"];
+        let own =
+            ["-fno-thread-jumps", "-fno-tree-loop-optimize", "-fno-tree-phiprop", "-fno-tree-sink"];
         let options = [&["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED][..], &own].concat();
         Library::compile(name, kernels, &|_, text| text, &options)
     }
@@ -140,11 +149,10 @@ impl Library {
         // SAFETY: the library is open; what counts declares both with these signatures.
         let counters = unsafe {
             let found = [c"shim_region", c"shim_counts"].map(|name| dlsym(library, name.as_ptr()));
-            (!found[0].is_null() && !found[1].is_null()).then(|| {
-                (
-                    std::mem::transmute::<*mut c_void, Region>(found[0]),
-                    std::mem::transmute::<*mut c_void, TakeCounts>(found[1]),
-                )
+            (!found[0].is_null() && !found[1].is_null()).then(|| Counters {
+                name: std::mem::transmute::<*mut c_void, Region>(found[0]),
+                take: std::mem::transmute::<*mut c_void, TakeCounts>(found[1]),
+                taken: RefCell::default(),
             })
         };
         let launcher = |at: usize, number: usize| {
@@ -170,14 +178,19 @@ impl Library {
         &self.kernels[at].functions
     }
 
-    /// What launches on this thread have accessed since the last call.
+    /// What launches have accessed since the last call.
     pub(crate) fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        if let Some((_, take)) = self.counters {
-            // SAFETY: the library is open, and stores as many numbers as there are.
-            unsafe { take(&raw mut counts) };
-        }
-        counts
+        let sum = |a: [u64; 2], b: [u64; 2]| [a[0] + b[0], a[1] + b[1]];
+        self.counts_of_functions().into_iter().fold(Counts::default(), |all, of| Counts {
+            sectors: sum(all.sectors, of.sectors),
+            turns: sum(all.turns, of.turns),
+            matrix_turns: sum(all.matrix_turns, of.matrix_turns),
+        })
+    }
+
+    /// The same of each function, in the order of launches.
+    pub(crate) fn counts_of_functions(&self) -> Vec<Counts> {
+        self.counters.as_ref().map(|counters| counters.taken.take()).unwrap_or_default()
     }
 
     /// The first finding of the checks on this thread since the last call.
@@ -231,7 +244,7 @@ impl Library {
         assert!(memory.is_none_or(|memory| memory.len() == bytes), "{kernel:?}: {bytes}");
         let start: *mut u8 = memory.map_or(own.as_mut_ptr().cast(), ViewMut::as_ptr);
         let workspaces = functions.workspace_ranges();
-        if let Some((region, _)) = self.counters {
+        let name_buffers = |counters: &Counters| {
             let inputs = inputs.iter().map(|view| (view.as_ptr().cast(), view.len()));
             let outputs =
                 outputs.iter().map(|view| (view.as_ptr().cast_const().cast(), view.len()));
@@ -240,10 +253,12 @@ impl Library {
                 // SAFETY: the memory is as long as all workspaces.
                 (unsafe { start.add(from) }.cast_const().cast(), to - from)
             });
-            // SAFETY: the library is open, and keeps the address, which it does not read, until
-            // counts are taken.
-            inputs.chain(outputs).chain(passed).for_each(|(at, len)| unsafe { region(at, len) });
-        }
+            for (at, len) in inputs.chain(outputs).chain(passed) {
+                // SAFETY: the library is open, and keeps the address, which it does not read, until
+                // counts are taken.
+                unsafe { (counters.name)(at, len) };
+            }
+        };
         for (function, launcher) in functions.functions.iter().zip(launchers) {
             let address = |buffer: Buffer| -> *mut c_void {
                 match buffer {
@@ -257,9 +272,16 @@ impl Library {
             };
             let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
             let scalars = function.scalars(scalars);
+            self.counters.iter().for_each(name_buffers);
             // SAFETY: all buffers are as long as the kernel says, and its functions access nothing
             // else, and write outputs and workspaces alone.
             unsafe { launcher(buffers.as_ptr(), scalars.as_ptr(), seed) };
+            if let Some(Counters { take, taken, .. }) = &self.counters {
+                let mut counts = Counts::default();
+                // SAFETY: the library is open, and stores as many numbers as there are.
+                unsafe { take(&raw mut counts) };
+                taken.borrow_mut().push(counts);
+            }
         }
     }
 }
