@@ -1,21 +1,50 @@
 //! Accesses of attention on CUDA cores, and of what its gradient on tensor cores computes before.
 //!
 //! The lanes of a warp meet after each step of 32 keys or queries: steps that lie alike are counted
-//! once. No row of `lse` is taken to be minus infinity but where a query sees no key.
+//! once. No row of `lse` is taken to be minus infinity but where a query sees no key, and all
+//! tokens of a sample are taken to be of one document.
 
 use std::ops::Range;
 
 use ir::DType;
 
 use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp};
-use crate::cuda::attention::{AttentionTile, Part, THREADS, bias_elements, bias_sizes};
+use crate::cuda::attention::{AttentionTile, Part, THREADS, WARPS, bias_elements, bias_sizes};
 use crate::kernel::Attention;
 use crate::offset::Offset;
 
-/// Whether shapes alone decide what is accessed: not documents, draws, or scalars of the launch.
+/// Whether shapes alone decide what is accessed: not scalars of the launch or positions. Where no
+/// query sees a key, a compiler may leave out what draws and documents are read for.
 pub(super) fn is_known(a: &Attention) -> bool {
-    let is_fixed = matches!(a.head_offset, Offset::Fixed(_));
-    is_fixed && a.documents.is_none() && a.dropout.is_none() && !a.position
+    let has_more = a.dropout.is_some() || a.documents.is_some();
+    let is_fixed = matches!(a.head_offset, Offset::Fixed(_)) && !a.position;
+    is_fixed && !(has_more && sees_nothing(a))
+}
+
+/// Whether no query sees a key.
+fn sees_nothing(a: &Attention) -> bool {
+    (0..a.queries).all(|s| a.visible(s).is_empty())
+}
+
+/// Loads of the key of dropout, four words by each of some warps at their start.
+pub(super) fn key_loads(a: &Attention, warps: u64) -> Accesses {
+    let words = if a.dropout.is_some() { 4 * warps } else { 0 };
+    Accesses { sectors: [words; 2], turns: [0; 2] }
+}
+
+/// Whether a query sees a key, if both are of one document.
+pub(super) fn is_seen(a: &Attention, [s, j]: [usize; 2]) -> bool {
+    let (own, j) = (s as i64 + a.query_offset, j as i64);
+    let is_before = !a.causal || j <= own;
+    let is_in_window = a.window == 0 || j > own - a.window as i64;
+    j < a.keys as i64 && is_before && is_in_window
+}
+
+/// What decides which pairs of a query and a key are seen beside how many there are of both: none
+/// where all are.
+pub(super) fn distance(a: &Attention, [s, j]: [usize; 2]) -> Option<u64> {
+    let is_masked = a.causal || a.window > 0;
+    is_masked.then_some((s as i64 + a.query_offset - j as i64).cast_unsigned())
 }
 
 /// Where buffers lie, in bytes.
@@ -30,6 +59,7 @@ struct Layout<'a> {
 
 /// The loads of a query and a key.
 struct PairSites {
+    documents: [Site; 2],
     score: [Site; 2],
     bias: Site,
     slope: [Site; 2],
@@ -37,9 +67,9 @@ struct PairSites {
 
 impl PairSites {
     fn of(bytes: usize, sites: &mut Sites) -> PairSites {
-        let mut two = || [0; 2].map(|_| sites.device(bytes));
-        let (score, slope) = (two(), two());
-        PairSites { score, slope, bias: sites.device(bytes) }
+        let mut two = |bytes: usize| [0; 2].map(|_| sites.device(bytes));
+        let (documents, score, slope) = (two(4), two(bytes), two(bytes));
+        PairSites { documents, score, slope, bias: sites.device(bytes) }
     }
 }
 
@@ -54,13 +84,16 @@ impl Layout<'_> {
         (((b * self.a.heads + h) * self.a.queries + s) * self.computed) as u64
     }
 
-    /// The rows of Q, K, dO and V, and the bias, of a sample, head, query and key.
-    fn pair(&self, [b, h, s, j]: [usize; 4]) -> [u64; 5] {
+    /// The rows of Q, K, dO and V, the bias, and the documents of the query and of the key, of a
+    /// sample, head, query and key.
+    fn pair(&self, [b, h, s, j]: [usize; 4]) -> [u64; 7] {
         let (a, g) = (self.a, self.a.kv_head(h));
         let bias = self.row(a.bias.map_or([0; 3], |[b, h, s]| [b, s, h]), [b, s, h]);
         let [q, dout] = [a.q, a.out].map(|strides| self.row(strides, [b, s, h]));
         let [k, v] = [a.k, a.v].map(|strides| self.row(strides, [b, j, g]));
-        [q, k, dout, v, bias + (j * self.bytes) as u64]
+        let document = |token: usize| a.documents.map_or(0, |_| 4 * (b * a.keys + token) as u64);
+        let [own, other] = [s + a.documents.unwrap_or(0), j].map(document);
+        [q, k, dout, v, bias + (j * self.bytes) as u64, own, other]
     }
 
     /// Lists a row, of which lanes have elements in turn.
@@ -74,7 +107,11 @@ impl Layout<'_> {
 
     /// Lists what a lane loads of a query and a key: for their score, and in a gradient its slope.
     fn list_pair(&self, warp: &mut Warp, sites: &PairSites, lane: usize, pair: [usize; 4]) {
-        let [q, k, dout, v, bias] = self.pair(pair);
+        let [q, k, dout, v, bias, own, other] = self.pair(pair);
+        if self.a.documents.is_some() {
+            let documents = sites.documents.into_iter().zip([own, other]);
+            documents.for_each(|(site, at)| warp.access(site, lane, at));
+        }
         let mut dot = |sites: [Site; 2], rows: [u64; 2]| {
             for (site, row) in sites.into_iter().zip(rows) {
                 for d in 0..self.a.dim {
@@ -264,11 +301,11 @@ impl Layout<'_> {
 /// Whether a compiler may leave out loads of `lse` in a gradient: where no query sees a key, whose
 /// loads nothing uses, and beside the functions of F64.
 fn may_be_left_out(a: &Attention) -> bool {
-    a.dtype == DType::F64 || (0..a.queries).all(|s| a.visible(s).is_empty())
+    a.dtype == DType::F64 || sees_nothing(a)
 }
 
-/// Accesses of a part of attention; none where documents, draws, a position or a scalar of the
-/// launch decide, or where a compiler may leave out loads.
+/// Accesses of a part of attention; none where a position or a scalar of the launch decides, or
+/// where a compiler may leave out loads.
 pub(super) fn attention(tile: &AttentionTile, grid: u64) -> Option<Accesses> {
     let a = &tile.attention;
     if !is_known(a) || tile.part != Part::Forward && may_be_left_out(a) {
@@ -286,5 +323,7 @@ pub(super) fn attention(tile: &AttentionTile, grid: u64) -> Option<Accesses> {
             }
         }
     }
-    Some(blocks.count)
+    // Nothing is drawn in dot products.
+    let warps = if matches!(tile.part, Part::Delta { .. }) { 0 } else { grid * u64::from(WARPS) };
+    Some(blocks.count.plus(1, key_loads(a, warps)))
 }

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::attention::is_known;
+use super::attention::{distance, is_known, is_seen, key_loads};
 use super::tensor::fragment_turns;
-use super::{Accesses, Blocks, LANES, SECTOR, Sites};
+use super::{Accesses, Blocks, LANES, SECTOR, Sites, Warp};
 use crate::cuda::flash::{FlashTile, THREADS, VECTOR, WARPS};
 use crate::cuda::flash_warpgroup::{self, FlashWarpgroup, SWIZZLE_COLUMNS};
 use crate::cuda::quads::QuadStore;
@@ -30,6 +30,7 @@ pub(super) struct Head {
     pub(super) out: u64,
     pub(super) lse: u64,
     pub(super) bias: u64,
+    pub(super) documents: u64,
 }
 
 impl Head {
@@ -44,12 +45,13 @@ impl Head {
             out: start(a.out, h),
             lse: ((b * a.heads + h) * a.queries * 4) as u64 % SECTOR,
             bias: start([of_b, of_s, of_h], h),
+            documents: a.documents.map_or(0, |_| (b * a.keys * 4) as u64 % SECTOR),
         }
     }
 }
 
-/// Accesses of the forward pass by `mma.sync`; none where documents, draws, a position or a scalar
-/// of the launch decide.
+/// Accesses of the forward pass by `mma.sync`; none where a position or a scalar of the launch
+/// decides.
 pub(super) fn flash(tile: &FlashTile) -> Option<Accesses> {
     let a = &tile.attention;
     let of = Forward::all(a, [tile.query_tile, tile.key_tile], WARPS, Copied::ByThreads)?;
@@ -68,13 +70,17 @@ pub(super) fn flash(tile: &FlashTile) -> Option<Accesses> {
         (0..WARPS).fold(Accesses::default(), |all, warp| all.plus(1, turns(warp)))
     });
     let all = of.blocks.count.plus(tile.blocks(), of_queries);
+    let all = all.plus(1, key_loads(a, tile.blocks() * WARPS as u64));
     Some(all.plus(of.steps, of_keys).plus(of.steps, of_values))
 }
 
 /// The same by `wgmma`, whose operands threads do not load.
 pub(super) fn flash_warpgroup(tile: &FlashWarpgroup) -> Option<Accesses> {
-    let tiles = [flash_warpgroup::QUERY_TILE, tile.key_tile];
-    Some(Forward::all(&tile.attention, tiles, flash_warpgroup::WARPS, Copied::ByTma)?.blocks.count)
+    let (a, tiles) = (&tile.attention, [flash_warpgroup::QUERY_TILE, tile.key_tile]);
+    let of = Forward::all(a, tiles, flash_warpgroup::WARPS, Copied::ByTma)?;
+    // Warps that copy load the key of dropout too.
+    let warps = tile.blocks() * u64::from(flash_warpgroup::THREADS) / LANES as u64;
+    Some(of.blocks.count.plus(1, key_loads(a, warps)))
 }
 
 /// How rows are copied to shared memory.
@@ -216,6 +222,9 @@ impl<'a> Forward<'a> {
                 let from = at(head.bias, stride) + first_key as u64 * HALF;
                 self.bias(from, [queries, there], times)?;
             }
+            if a.documents.is_some() {
+                self.documents(head.documents, [first_query, first_key], times)?;
+            }
         }
         let lse = head.lse + 4 * first_query as u64;
         self.results([at(head.out, a.out[1]), lse], queries, times)
@@ -232,24 +241,40 @@ impl<'a> Forward<'a> {
         let key = vec![1, queries as u64, keys as u64, from % SECTOR];
         let site = Sites::default().device(HALF as usize);
         self.blocks.count(key, times, |warp| {
-            for number in 0..shape.warps {
-                for lane in 0..LANES {
-                    for score in 0..shape.row_tiles * shape.key_tile / 2 {
-                        let (i, n, e) = (
-                            score / (shape.key_tile / 2),
-                            score / 4 % (shape.key_tile / 8),
-                            score % 4,
-                        );
-                        let row = shape.row_of(number, lane, [i, e / 2]);
-                        let column = lane % 4 * 2 + n * 8 + e % 2;
-                        if row < queries && column < keys {
-                            let at = (row * stride + column) as u64 * HALF;
-                            warp.access(site, lane, from % SECTOR + at);
-                        }
-                    }
+            shape.each_score(warp, |warp, lane, [row, column]| {
+                if row < queries && column < keys {
+                    let at = (row * stride + column) as u64 * HALF;
+                    warp.access(site, lane, from % SECTOR + at);
                 }
-                warp.end();
-            }
+            });
+        })
+    }
+
+    /// Counts the loads of the documents of a tile of keys: of each pair that is seen where both
+    /// are of one document, those of its query and of its key.
+    fn documents(
+        &mut self,
+        of_sample: u64,
+        [first_query, first_key]: [usize; 2],
+        times: u64,
+    ) -> Option<()> {
+        let (shape, a) = (self.shape(), self.a);
+        let first_token = first_query + a.documents?;
+        let [own, other] = [first_token, first_key].map(|at| (of_sample + 4 * at as u64) % SECTOR);
+        let there = [a.queries - first_query, a.keys - first_key].map(|count| count as u64);
+        let of_tile = [there[0].min(self.query_tile as u64), there[1].min(self.key_tile as u64)];
+        let mut key = vec![3, of_tile[0], of_tile[1], own, other];
+        key.extend(distance(a, [first_query, first_key]));
+        let mut sites = Sites::default();
+        let sites = [0; 2].map(|_| sites.device(4));
+        self.blocks.count(key, times, |warp| {
+            shape.each_score(warp, |warp, lane, [row, column]| {
+                let pair = [first_query + row, first_key + column];
+                if pair[0] < a.queries && is_seen(a, pair) {
+                    warp.access(sites[0], lane, own + 4 * row as u64);
+                    warp.access(sites[1], lane, other + 4 * column as u64);
+                }
+            });
         })
     }
 
@@ -313,6 +338,21 @@ struct Shape {
 }
 
 impl Shape {
+    /// Visits the scores of a tile warp by warp: the lane, the row and the column of each.
+    fn each_score(self, warp: &mut Warp, mut visit: impl FnMut(&mut Warp, usize, [usize; 2])) {
+        for number in 0..self.warps {
+            for lane in 0..LANES {
+                for score in 0..self.row_tiles * self.key_tile / 2 {
+                    let (i, n, e) =
+                        (score / (self.key_tile / 2), score / 4 % (self.key_tile / 8), score % 4);
+                    let row = self.row_of(number, lane, [i, e / 2]);
+                    visit(warp, lane, [row, lane % 4 * 2 + n * 8 + e % 2]);
+                }
+            }
+            warp.end();
+        }
+    }
+
     /// The row of the tile of queries of a thread's row `r` of 16 rows `i`.
     fn row_of(self, warp: usize, lane: usize, [i, r]: [usize; 2]) -> usize {
         (warp * self.row_tiles + i) * 16 + lane / 4 + r * 8

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::attention::is_known;
+use super::attention::{distance, is_known, is_seen, key_loads};
 use super::flash::{Copied, HALF, Head, Rows};
 use super::tensor::fragment_turns;
 use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp};
@@ -59,7 +59,7 @@ impl Turns<'_> {
     }
 }
 
-/// Accesses of all blocks; none where documents, draws or a scalar of the launch decide.
+/// Accesses of all blocks; none where a scalar of the launch decides.
 pub(super) fn flash_backward(tile: &FlashBackward) -> Option<Accesses> {
     let of = Backward {
         a: &tile.attention,
@@ -69,6 +69,7 @@ pub(super) fn flash_backward(tile: &FlashBackward) -> Option<Accesses> {
         list: &|step, warp| list_step(tile, step, warp),
     };
     let (count, steps) = of.all()?;
+    let count = count.plus(1, key_loads(&tile.attention, tile.blocks() * WARPS as u64));
     let fragments = (0..WARPS).map(|warp| tile.fragments(warp));
     let turns = fragments.fold([0; 2], |sum, turns| [sum[0] + turns[0], sum[1] + turns[1]]);
     Some(count.plus(steps, Accesses { sectors: [0; 2], turns }))
@@ -111,6 +112,10 @@ pub(super) struct Step {
     pub(super) q: u64,
     pub(super) lse: u64,
     pub(super) bias: u64,
+    /// Where the documents of its queries and of the block's keys start.
+    pub(super) documents: [u64; 2],
+    /// The first query and the first key.
+    pub(super) first: [usize; 2],
     /// Queries and keys that are there.
     pub(super) queries: usize,
     pub(super) keys: usize,
@@ -120,10 +125,34 @@ pub(super) struct Step {
 }
 
 impl Step {
-    fn key(&self) -> Vec<u64> {
-        let Step { q, lse, bias, queries, keys, is_first, is_last } = *self;
+    fn key(&self, a: &Attention) -> Vec<u64> {
+        let Step { q, lse, bias, documents, first, queries, keys, is_first, is_last } = *self;
         let turn = u64::from(is_first) + 2 * u64::from(is_last);
-        vec![1, q, lse, bias, queries as u64, keys as u64, turn]
+        let mut key = vec![1, q, lse, bias, queries as u64, keys as u64, turn];
+        if a.documents.is_some() {
+            key.extend(documents);
+            key.extend(distance(a, first));
+        }
+        key
+    }
+
+    /// Lists a lane's loads of the documents of a query and a key, counted from the first ones,
+    /// which the query sees where both are of one document.
+    pub(super) fn list_documents(
+        &self,
+        a: &Attention,
+        [s, j]: [usize; 2],
+        sites: [Site; 2],
+        (warp, lane): (&mut Warp, usize),
+    ) {
+        let is_read = a.documents.is_some() && s < self.queries;
+        if is_read && is_seen(a, [self.first[0] + s, self.first[1] + j]) {
+            for (site, from, at) in
+                [(sites[0], self.documents[0], s), (sites[1], self.documents[1], j)]
+            {
+                warp.access(site, lane, from + 4 * at as u64);
+            }
+        }
     }
 }
 
@@ -177,13 +206,16 @@ impl Backward<'_> {
                 q: at(head.q, a.q[1]) % SECTOR,
                 lse: (head.lse + 4 * first as u64) % SECTOR,
                 bias: (at(head.bias, of_bias) + first_row as u64 * HALF) % SECTOR,
+                documents: [first + a.documents.unwrap_or(0), first_row]
+                    .map(|token| (head.documents + 4 * token as u64) % SECTOR),
+                first: [first, first_row],
                 queries,
                 keys,
                 is_first: turn == 0,
                 is_last,
             };
             steps += 1;
-            blocks.count(step.key(), times, |warp| (self.list)(&step, warp))?;
+            blocks.count(step.key(a), times, |warp| (self.list)(&step, warp))?;
         }
         // Some query head reads each head of keys.
         let head = heads.first()?;
@@ -235,6 +267,7 @@ fn list_step(tile: &FlashBackward, step: &Step, warp: &mut Warp) {
     let mut sites = Sites::default();
     let values = [0; 2].map(|_| sites.device(4));
     let bias = sites.device(HALF as usize);
+    let documents = [0; 2].map(|_| sites.device(4));
     let sums = [0; 2].map(|_| sites.device(SUMS * 4));
     let counter = [0; 2].map(|_| sites.device(4));
     let groups = if tile.is_even() { tile.groups() } else { 1 };
@@ -257,6 +290,7 @@ fn list_step(tile: &FlashBackward, step: &Step, warp: &mut Warp) {
                 {
                     warp.access(bias, lane, step.bias + (s * stride + j) as u64 * HALF);
                 }
+                step.list_documents(&tile.attention, [s, j], documents, (&mut *warp, lane));
             }
             let thread = number * LANES + lane;
             for vector in 0..2 * tile.groups_of(number) {

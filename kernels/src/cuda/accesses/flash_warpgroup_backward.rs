@@ -1,5 +1,6 @@
 //! Accesses of the gradient of attention by `wgmma`: what its warps and TMA access in a step.
 
+use super::attention::key_loads;
 use super::flash::{Copied, HALF};
 use super::flash_backward::{Backward, Step};
 use super::warpgroup::swizzled;
@@ -8,11 +9,11 @@ use crate::cuda::flash::VECTOR;
 use crate::cuda::flash_warpgroup::{SWIZZLE_COLUMNS, WARPS};
 use crate::cuda::flash_warpgroup_backward::{
     COLUMNS, FlashWarpgroupBackward, KEY_TILE, PART, PART_SIDE, PARTS, SCORES, SUMS, SWIZZLE_ROW,
-    VECTORS, WARPGROUP,
+    THREADS, VECTORS, WARPGROUP,
 };
 use crate::cuda::quads::QuadStore;
 
-/// Accesses of all blocks; none where documents, draws or a scalar of the launch decide.
+/// Accesses of all blocks; none where a scalar of the launch decides.
 pub(super) fn backward(tile: &FlashWarpgroupBackward) -> Option<Accesses> {
     let of = Backward {
         a: &tile.attention,
@@ -26,7 +27,9 @@ pub(super) fn backward(tile: &FlashWarpgroupBackward) -> Option<Accesses> {
             (0..WARPS).for_each(|number| list_slopes(tile, step, number, (&sites, warp)));
         },
     };
-    Some(of.all()?.0)
+    // Warps that copy and add load the key of dropout too.
+    let warps = tile.turns().blocks() * u64::from(THREADS) / LANES as u64;
+    Some(of.all()?.0.plus(1, key_loads(&tile.attention, warps)))
 }
 
 /// What is accessed in a step, in order of its text.
@@ -42,9 +45,11 @@ struct StepSites {
     copied: [Site; 2],
     added: [Site; 2],
     result: Site,
-    /// What warps that multiply load of both values and of the bias, and store of dS and of a part.
+    /// What warps that multiply load of both values, of the bias and of documents, and store of dS
+    /// and of a part.
     values_loaded: [Site; 2],
     bias: Site,
+    documents: [Site; 2],
     slopes: Site,
     part: Site,
 }
@@ -73,6 +78,7 @@ impl StepSites {
             result: all.device(store_of(tile).width * HALF as usize),
             values_loaded: [0; 2].map(|_| all.shared(4 * width(tile))),
             bias: all.device(HALF as usize),
+            documents: [0; 2].map(|_| all.device(4)),
             slopes: all.shared(4),
             part: all.shared(vector),
         }
@@ -162,6 +168,7 @@ fn list_slopes(
                 {
                     warp.access(of.bias, lane, step.bias + (s * stride + j) as u64 * HALF);
                 }
+                step.list_documents(&tile.attention, [s, j], of.documents, (&mut *warp, lane));
             }
             for i in 0..SCORES / 2 {
                 let (row, column) = (own_row + i % 2 * 8, from + i / 2 * 8);
