@@ -21,6 +21,9 @@ pub struct Grouped {
     pub along: Along,
     /// Whether two products of the same rows share a block tile.
     pub pair: Option<Pair>,
+    /// Pairs of a token and an expert that are expected: what accesses are counted of
+    /// ([`Accesses`](super::Accesses)). The text is the same for any number.
+    pub pairs: usize,
 }
 
 /// The dim of a product that rows of experts are.

@@ -58,7 +58,7 @@ mod turns;
 mod vector;
 mod warpgroup;
 
-pub use accesses::Accesses;
+pub use accesses::{Accesses, Assumed};
 pub use attention::{AttentionTile, Part};
 pub use flash::FlashTile;
 pub use flash_backward::FlashBackward;

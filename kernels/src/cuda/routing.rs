@@ -91,7 +91,7 @@ pub(super) fn chunks(e: &Experts) -> usize {
 }
 
 /// Elements of a vector of 16 bytes, or fewer where rows of `row` elements are not whole vectors.
-fn width(dtype: DType, row: usize) -> usize {
+pub(super) fn width(dtype: DType, row: usize) -> usize {
     let most = 16 / dtype.size() as usize;
     [8, 4, 2].into_iter().find(|of| *of <= most && row.is_multiple_of(*of)).unwrap_or(1)
 }

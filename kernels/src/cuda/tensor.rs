@@ -414,13 +414,13 @@ impl TensorTile {
     }
 
     /// Columns of the result of a block tile.
-    fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         Grouped::columns(self.grouped, self.shape.tile[1])
     }
 
     /// Columns of each of two weights that take turns in a block tile: half of a warp's, so that a
     /// thread has the same of both.
-    fn run(&self) -> usize {
+    pub(super) fn run(&self) -> usize {
         self.shape.warp_tile[1] / 2
     }
 

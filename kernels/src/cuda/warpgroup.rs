@@ -469,13 +469,20 @@ impl WarpgroupTile {
     }
 
     /// Columns of the result of a block tile.
-    fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         Grouped::columns(self.grouped, self.shape.columns)
     }
 
     /// Parts of the gradient of the gate of a row: one for each block tile.
     pub(super) fn parts(&self) -> usize {
         self.tiles()[2]
+    }
+
+    /// How results of two weights are stored.
+    pub(super) fn pair_store(&self) -> QuadStore {
+        let [_, _, n, _] = self.product.sizes();
+        let aligned = [8, 4, 2].into_iter().find(|of| n.is_multiple_of(*of)).unwrap_or(1);
+        QuadStore::of(self.product.stored.c, SIDE / 8, aligned)
     }
 
     /// Threads of a block: a warpgroup that copies, and those that multiply.
@@ -896,8 +903,7 @@ impl WarpgroupTile {
     /// of its accumulators is of one, the second half of the other.
     fn print_pair(&self, pair: Pair, parameters: &[Parameter], text: &mut Text) {
         let (count, [_, _, n, _]) = (self.shape.columns / 2, self.product.sizes());
-        let aligned = [8, 4, 2].into_iter().find(|of| n.is_multiple_of(*of)).unwrap_or(1);
-        let store = QuadStore::of(self.product.stored.c, SIDE / 8, aligned);
+        let store = self.pair_store();
         line!(text, "UNROLL");
         line!(text, "for (u32 q = 0; q < 4; q += 2) {{");
         line!(text, "const u64 m = block_m + consumer * 64 + warp * 16 + lane / 4 + q / 2 * 8;");

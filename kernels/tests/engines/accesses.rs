@@ -2,23 +2,26 @@
 //! executes their text: sectors of device memory, and turns of the banks of shared memory.
 //!
 //! Launches of other tests are taken, of odd shapes too; those of `counts` are compared there.
-//! All of them take minutes:
+//! Tokens of routed experts are dealt to these in turn, and on CUDA cores all tokens of a sample
+//! are of one document, as is assumed where accesses are derived. All of them take minutes:
 //! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines derived -- --nocapture`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gantline_kernels::cuda::{Accesses, Arch, Functions, Part, Tile, functions, functions_for};
-use gantline_kernels::{Attention, Kernel, Line, Lines, Product, ReduceOp};
+use gantline_kernels::cuda::{
+    Accesses, Arch, Function, Functions, Part, Tile, functions, functions_for,
+};
+use gantline_kernels::{Attention, Experts, Kernel, Line, Lines, Product, ReduceOp};
 use ir::DType;
 
-use crate::attention::random_attention;
-use crate::counts::derived;
+use crate::attention::{packed, random_attention};
 use crate::flash::random_flash;
 use crate::product::{Framed, random_product};
 use crate::rows::{buffers, random_rows};
-use crate::shim::{Library, compiler};
+use crate::shim::{Counts, Library, compiler};
 use crate::{
-    Case, Random, elements, moves, recorded, runs_all, skinny, tensor, transpose, warpgroup, wide,
+    Buffer, Case, Random, convolution, elements, moves, recorded, runs_all, skinny, tensor,
+    transpose, warpgroup, wide,
 };
 
 /// Launches of a test that are taken.
@@ -39,10 +42,16 @@ fn family(tile: &Tile) -> &'static str {
         Tile::Elementwise(_) => "elementwise",
         Tile::RowReduction(_) => "reduction over rows",
         Tile::PartialSums(_) => "second pass of sums",
+        Tile::Product(tile) if tile.grouped.is_some() => "experts on CUDA cores",
         Tile::Product(_) => "product on CUDA cores",
+        Tile::Tensor(tile) if tile.grouped.is_some() => "experts by mma.sync",
+        Tile::Tensor(tile) if tile.image.is_some() => "image by mma.sync",
+        Tile::Tensor(tile) if tile.scales.is_some() => "codes with scales by mma.sync",
         Tile::Tensor(_) => "product by mma.sync",
         Tile::SliceSum(_) => "sum of slices",
         Tile::Flash(_) => "attention by mma.sync",
+        Tile::Warpgroup(tile) if tile.grouped.is_some() => "experts by wgmma",
+        Tile::Warpgroup(tile) if tile.scales.is_some() => "codes with scales by wgmma",
         Tile::Warpgroup(tile) if tile.is_transposed => "skinny product by wgmma",
         Tile::Warpgroup(_) => "product by wgmma",
         Tile::FlashWarpgroup(_) => "attention by wgmma",
@@ -56,13 +65,37 @@ fn family(tile: &Tile) -> &'static str {
         },
         Tile::Lines(_) => "along a dim",
         Tile::Move(_) => "move",
-        _ => "not known",
+        Tile::Routing(_) => "routing",
+    }
+}
+
+/// Families of attention, of which each has dropout in some launches, and documents in others.
+fn variant(tile: &Tile) -> Option<&'static str> {
+    let a = match tile {
+        Tile::Flash(tile) => &tile.attention,
+        Tile::FlashWarpgroup(tile) => &tile.attention,
+        Tile::FlashBackward(tile) => &tile.attention,
+        Tile::FlashWarpgroupBackward(tile) => &tile.attention,
+        Tile::Attention(tile) => &tile.attention,
+        _ => return None,
+    };
+    match (a.dropout.is_some(), a.documents.is_some()) {
+        (false, false) => None,
+        (true, false) => Some("with dropout"),
+        (false, true) => Some("within documents"),
+        (true, true) => Some("with both"),
     }
 }
 
 /// The shim counts a million products a second.
 fn is_small(p: &Product) -> bool {
     p.sizes().iter().product::<usize>() < 100_000
+}
+
+/// The same of whole block tiles.
+fn has_few_tiles(p: &Product) -> bool {
+    let [batch, m, n, k] = p.sizes();
+    batch * m.div_ceil(128) * n.div_ceil(128) * k.div_ceil(32) <= 12
 }
 
 /// Products on CUDA cores: of random strides and types, of images, of codes with scales, and with
@@ -108,23 +141,86 @@ fn random_lines(number: usize) -> Case {
     Case::new(&mut random, kernel)
 }
 
-/// An attention of random strides and its gradient, on CUDA cores or by `mma.sync`; none of one
-/// that takes long.
-fn random_attentions(number: usize, on_cores: bool) -> Option<[Case; 2]> {
+/// What an attention has beside rows.
+#[derive(Clone, Copy, PartialEq)]
+enum More {
+    Nothing,
+    Dropout,
+    /// Documents, and perhaps dropout.
+    Documents,
+}
+
+/// An attention of random strides and its gradient, on CUDA cores or on tensor cores; none of one
+/// that takes long, or that lacks what it should have.
+fn random_attentions(number: usize, on_cores: bool, more: More) -> Option<[Case; 2]> {
     let mut random = Random::new(number as u64 + if on_cores { 2300 } else { 1700 });
     let dtype = random.pick(&[DType::F32, DType::BF16]);
     let dtype = if number % 8 == 7 { DType::F64 } else { dtype };
-    let a = match on_cores {
-        true => random_attention(&mut random, dtype),
-        false => random_flash(&mut random, &[16, 48, 64, 80, 128]),
+    // Of wider heads gradients with dropout are by `mma.sync` alone.
+    let dims: &[usize] = if more == More::Dropout { &[16, 48] } else { &[16, 48, 64, 80, 128] };
+    let draw = |random: &mut Random, dtype: DType| match on_cores {
+        true => random_attention(random, dtype),
+        false => random_flash(random, dims),
+    };
+    let a = match more {
+        More::Documents => packed(&mut random, draw, dtype),
+        More::Nothing => Attention { dropout: None, ..draw(&mut random, dtype) },
+        More::Dropout => draw(&mut random, dtype),
     };
     let bias_grad = a.bias.is_some();
-    let a = Attention { documents: None, dropout: None, position: false, bias_grad, ..a };
+    let a = Attention { position: false, bias_grad, ..a };
+    let sees = (0..a.queries).any(|s| !a.visible(s).is_empty());
+    let is_meant = match more {
+        More::Nothing => true,
+        More::Dropout => a.dropout.is_some() && sees,
+        More::Documents => sees,
+    };
     let steps = a.batch * a.heads * a.queries * a.keys;
     let is_small = if on_cores { steps * a.dim < 20_000 } else { steps < 20_000 };
-    let kernels =
-        [Kernel::Attention(Attention { bias_grad: false, ..a.clone() }), Kernel::AttentionBwd(a)];
-    is_small.then(|| kernels.map(|kernel| Case::new(&mut random, kernel)))
+    let kernels = [
+        Kernel::Attention(Attention { bias_grad: false, ..a.clone() }),
+        Kernel::AttentionBwd(a.clone()),
+    ];
+    // The gradient of a bias is computed on CUDA cores.
+    let is_one = on_cores || bias_grad;
+    (is_small && is_meant).then(|| {
+        kernels.map(|kernel| {
+            let mut case = Case::new(&mut random, kernel);
+            if a.documents.is_some() && is_one {
+                let number = 3 + usize::from(a.bias.is_some());
+                case.inputs[number] = Buffer::I32(vec![1; a.batch * a.keys]);
+            }
+            case
+        })
+    })
+}
+
+/// Experts of random sizes and their gradient. The pairs that are expected are dealt to experts in
+/// turn, and to tokens in their order.
+fn random_experts(number: usize, types: &[DType]) -> [Case; 2] {
+    let mut random = Random::new(number as u64 + 2900);
+    let experts = 1 + random.below(3);
+    // The tokens of two tiles, and of less than one.
+    let tokens = random.pick(&[1, 3, 40, 70, 129]);
+    let e = Experts {
+        tokens,
+        experts,
+        model: random.pick(&[7, 16, 24, 33, 40]),
+        inner: random.pick(&[9, 16, 20, 36, 72, 130]),
+        top_k: 1 + random.below(experts),
+        of: experts * (1 + random.below(2)),
+        accumulate: [0; 3].map(|_| random.below(2) == 0),
+        dtype: random.pick(types),
+    };
+    let mut gates = vec![0.0; tokens * experts];
+    let pairs = e.pairs();
+    (0..pairs).for_each(|pair| gates[pair * tokens / pairs * experts + pair % experts] = 0.5);
+    let forward = Experts { accumulate: [false; 3], ..e.clone() };
+    [Kernel::Experts(forward), Kernel::ExpertsBwd(e.clone())].map(|kernel| {
+        let mut case = Case::new(&mut random, kernel);
+        case.inputs[1] = Buffer::new(e.dtype, &gates);
+        case
+    })
 }
 
 /// Launches with the functions of their kernels.
@@ -162,6 +258,17 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
     few.for_each(|(case, ..)| add(case, Arch::Sm80));
     let few = elements::cases(64).into_iter().filter(|of| is_small(&of.product)).take(count);
     few.for_each(|of| add(of.case, elements::arch(&of.product)));
+    let codes = elements::cases(200).into_iter().filter(|of| of.product.scales.is_some());
+    for of in codes.filter(|of| has_few_tiles(&of.product)).take(2 * count) {
+        add(of.case.clone(), Arch::Sm89);
+        add(of.case, Arch::Sm90a);
+    }
+    let images = convolution::narrow(30 * count as u64).filter(|(_, p)| has_few_tiles(p));
+    images.take(3 * count).for_each(|(case, _)| add(case, Arch::Sm80));
+    for case in (0..count).flat_map(|at| random_experts(at, &[DType::BF16, DType::F16])) {
+        add(case.clone(), Arch::Sm80);
+        add(case, Arch::Sm90a);
+    }
     for accumulate in [false, true] {
         let mut p = Product::matrix(17, 24, 256, DType::BF16);
         (p.stored.c, p.tiling.split, p.accumulate) = (DType::F32, 2, accumulate);
@@ -173,7 +280,11 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
     }
     (0..20 * count).for_each(|number| add(random_lines(number), Arch::Sm80));
     let attention = |on_cores| {
-        (0..TRIES * count).filter_map(move |at| random_attentions(at, on_cores)).take(2 + count / 4)
+        [More::Nothing, More::Dropout, More::Documents].into_iter().flat_map(move |more| {
+            let all =
+                (0..TRIES * count).filter_map(move |at| random_attentions(at, on_cores, more));
+            all.take(1 + count / 4)
+        })
     };
     for case in attention(false).flatten() {
         add(case.clone(), Arch::Sm80);
@@ -183,11 +294,22 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
     let narrow = skinny::cases(64).into_iter().filter(|(_, p, _)| is_small(p));
     let few = by_warpgroups.take(3 * count).chain(narrow.take(2 * count));
     few.for_each(|(case, ..)| add(case, Arch::Sm90a));
-    all.extend(on_cores(count).into_iter().chain(attention(true).flatten()).map(|case| {
+    let types = [DType::F32, DType::F64, DType::BF16];
+    let experts = (0..count).flat_map(|at| random_experts(100 + at, &types));
+    let cases = on_cores(count).into_iter().chain(attention(true).flatten()).chain(experts);
+    all.extend(cases.map(|case| {
         let functions = functions(&case.kernel);
         (case, functions)
     }));
     all
+}
+
+/// What the shim counts of a function, as it is derived.
+fn counted(function: &Function, counts: &Counts) -> Accesses {
+    let is_matrix =
+        matches!(function.tile, Tile::Tensor(_) | Tile::Flash(_) | Tile::FlashBackward(_));
+    let turns = if is_matrix { counts.matrix_turns } else { counts.turns };
+    Accesses { sectors: counts.sectors, turns }
 }
 
 #[test]
@@ -196,39 +318,40 @@ fn derived_accesses_are_those_that_the_shim_counts() {
         println!("skipped: no C++ compiler");
         return;
     }
-    let mut known: Vec<(Case, Functions, Accesses)> = Vec::new();
-    for (case, functions) in launches(if runs_all() { ALL } else { LAUNCHES }) {
-        if let Some(of) = derived(&functions.functions) {
-            known.push((case, functions, of));
-        }
-    }
-    let mut families: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut all = launches(if runs_all() { ALL } else { LAUNCHES });
+    let is_known = |of: &Function| of.accesses().is_some();
+    all.retain(|(_, of)| of.functions.iter().any(is_known));
+    let mut families: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let mut wrong = 0;
-    for (chunk, some) in known.chunks(AT_ONCE).enumerate() {
-        let texts = some.iter().map(|(case, of, _)| (case.kernel.clone(), of.clone())).collect();
+    for (chunk, some) in all.chunks(AT_ONCE).enumerate() {
+        let texts = some.iter().map(|(case, of)| (case.kernel.clone(), of.clone())).collect();
         let library = Library::counted(&format!("derived-{chunk}"), texts).expect("it compiles");
-        for (at, (case, functions, of)) in some.iter().enumerate() {
+        for (at, (case, functions)) in some.iter().enumerate() {
             case.execute(&library, at, 0);
-            let counted = library.counts();
-            let is_matrix = |tile: &Tile| {
-                matches!(tile, Tile::Tensor(_) | Tile::Flash(_) | Tile::FlashBackward(_))
-            };
-            let is_tensor = functions.functions.iter().any(|f| is_matrix(&f.tile));
-            let turns = if is_tensor { counted.matrix_turns } else { counted.turns };
-            for function in &functions.functions {
-                *families.entry(family(&function.tile)).or_default() += 1;
-            }
-            let found = Accesses { sectors: counted.sectors, turns };
-            let texts = functions.functions.iter().map(ToString::to_string);
-            let texts: Vec<String> = texts.collect();
-            if *of != found {
-                println!("{of:?}, counted {found:?}: {texts:?} {:?}", case.kernel);
-                wrong += 1;
+            for (function, counts) in functions.functions.iter().zip(library.counts_of_functions())
+            {
+                let Some(derived) = function.accesses() else { continue };
+                let variant = variant(&function.tile).unwrap_or_default();
+                *families.entry((family(&function.tile), variant)).or_default() += 1;
+                let found = counted(function, &counts);
+                if derived != found {
+                    println!("{derived:?}, counted {found:?}: {function} {:?}", case.kernel);
+                    wrong += 1;
+                }
             }
         }
     }
     println!("{families:?}");
     assert_eq!(wrong, 0, "what is derived of these is not what is counted");
-    let is_drawn = std::env::var("SEED").is_ok();
-    assert!(is_drawn || families.len() == 18, "{families:?}");
+    if std::env::var("SEED").is_ok() {
+        return;
+    }
+    let names: BTreeSet<&str> = families.keys().map(|(name, _)| *name).collect();
+    assert_eq!(names.len(), 25, "{families:?}");
+    for name in names.iter().filter(|name| name.contains("attention by")) {
+        for any in [&[""][..], &["with dropout"], &["within documents", "with both"]] {
+            let is_found = any.iter().any(|variant| families.contains_key(&(*name, *variant)));
+            assert!(is_found, "{name} {any:?}: {families:?}");
+        }
+    }
 }

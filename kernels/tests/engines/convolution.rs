@@ -329,6 +329,11 @@ impl Convolution {
     }
 }
 
+/// Convolutions of narrow numbers, with their products.
+pub(crate) fn narrow(count: u64) -> impl Iterator<Item = (Case, Product)> {
+    (0..count).map(Narrow::random).map(|of| (of.case, of.product))
+}
+
 /// The functions of a convolution, all of which are by tensor cores but for sums of slices.
 fn on_tensor_cores(kernel: &Kernel, arch: Arch) -> (Kernel, Functions) {
     let functions = functions_for(kernel, arch);

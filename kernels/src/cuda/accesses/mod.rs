@@ -8,33 +8,48 @@
 //! (`Blocks::count`).
 //!
 //! Counted are fused loops over rows, products and attention on CUDA cores, by `mma.sync` and by
-//! `wgmma`, sums of slices, operations along a dim, and what moves elements to places that the
-//! kernel names. Of shared memory `ldmatrix` alone counts by `mma.sync`, and by `wgmma` what
-//! threads access. Each row of a box that TMA copies is a request, of which nothing is fetched
-//! beyond the tensor. Nothing is known here of images and of scales on tensor cores, of attention
-//! within documents or with dropout, of what is largest, of orders, of what ids, routers or launch
-//! scalars decide, and of loops whose loads a compiler may move or leave out: those that nothing
-//! uses, and in F64 those beside functions of the library.
+//! `wgmma`, the steps that route tokens, sums of slices, operations along a dim, and what moves
+//! elements to places that the kernel names. Of shared memory `ldmatrix` alone counts by
+//! `mma.sync`, and by `wgmma` what threads access. Each row of a box that TMA copies is a request,
+//! of which nothing is fetched beyond the tensor. Scales count as often as the text loads them,
+//! once for each sum: a compiler may load those of a row once.
+//!
+//! Two things that are known at run time alone are assumed ([`Function::assumed`]): that tokens are
+//! spread evenly over experts (`dealt`), and on CUDA cores that all tokens of a sample are of one
+//! document. On tensor cores the numbers of documents decide no access: they are read of each query
+//! and key that see each other but for their documents.
+//!
+//! Nothing is known here of what is largest, of orders, of what ids, positions or launch scalars
+//! decide, and of loops whose loads a compiler may move or leave out: those that nothing uses, and
+//! in F64 those beside functions of the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.
 
 mod attention;
+mod dealt;
 mod flash;
 mod flash_backward;
 mod flash_warpgroup_backward;
 mod lines;
 mod moves;
+mod pairs;
 mod product;
 mod reduction;
+mod routing;
 mod rows;
+mod scales;
+mod spans;
 mod tensor;
 mod warpgroup;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use super::attention::Part;
 use super::function::Function;
 use super::moves::Move;
+use super::routing::RoutingStep;
 use super::tile::Tile;
 
 /// Lanes of a warp.
@@ -43,6 +58,8 @@ const LANES: usize = 32;
 const SECTOR: u64 = 32;
 /// Banks of shared memory, each of four bytes.
 const BANKS: u64 = 32;
+/// Where the second of two buffers starts that one load has addresses of: behind all of the first.
+const OTHER: u64 = 1 << 40;
 /// Most addresses that are looked at for a function. Chosen: some seconds.
 const MOST: u64 = 1 << 27;
 
@@ -64,7 +81,8 @@ impl Accesses {
 }
 
 impl Function {
-    /// What it accesses, where that follows from its tile program.
+    /// What it accesses, where that follows from its tile program, and perhaps from what is
+    /// [assumed](Function::assumed) of data.
     pub fn accesses(&self) -> Option<Accesses> {
         match &self.tile {
             Tile::Elementwise(tile) => rows::elementwise(tile, self.grid),
@@ -82,7 +100,56 @@ impl Function {
             Tile::FlashWarpgroup(tile) => flash::flash_warpgroup(tile),
             Tile::FlashWarpgroupBackward(tile) => flash_warpgroup_backward::backward(tile),
             Tile::Warpgroup(tile) => warpgroup::warpgroup(tile),
-            Tile::Routing(_) => None,
+            Tile::Routing(tile) => routing::routing(tile),
+        }
+    }
+}
+
+/// What accesses are counted of where that is known at run time alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Assumed {
+    /// As many pairs of a token and an expert as are expected, dealt to the experts in turn and to
+    /// the tokens in their order.
+    EvenRouting,
+    /// Samples that are one document each.
+    OneDocument,
+}
+
+impl fmt::Display for Assumed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Assumed::EvenRouting => "tokens that are spread evenly over experts",
+            Assumed::OneDocument => "samples of one document each",
+        })
+    }
+}
+
+impl Function {
+    /// What [its accesses](Function::accesses) are counted of where data decide.
+    pub fn assumed(&self) -> Option<Assumed> {
+        match &self.tile {
+            Tile::Product(tile) => tile.grouped.map(|_| Assumed::EvenRouting),
+            Tile::Tensor(tile) => tile.grouped.map(|_| Assumed::EvenRouting),
+            Tile::Warpgroup(tile) => tile.grouped.map(|_| Assumed::EvenRouting),
+            // How many pairs there are changes nothing where they are counted.
+            Tile::Routing(tile) => {
+                (tile.step != RoutingStep::Count).then_some(Assumed::EvenRouting)
+            }
+            Tile::Attention(tile) => {
+                let reads = !matches!(tile.part, Part::Delta { .. });
+                let has_documents = tile.attention.documents.is_some();
+                (reads && has_documents).then_some(Assumed::OneDocument)
+            }
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::SliceSum(_)
+            | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
+            | Tile::FlashBackward(_)
+            | Tile::FlashWarpgroupBackward(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => None,
         }
     }
 }

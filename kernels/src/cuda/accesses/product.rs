@@ -3,10 +3,14 @@
 //! Copies of tiles depend on the block's rows or columns alone, so each operand is counted once for
 //! all blocks that share it; what a block does with shared memory depends on k alone.
 
-use super::{Accesses, Blocks, LANES, Site, Sites, Warp, nested, relative};
+use super::pairs::{PairResults, PairRow};
+use super::spans::{Span, Spans, table_loads, warps};
+use super::{Accesses, Blocks, LANES, OTHER, Site, Sites, Warp, nested, relative};
 use crate::border::Border;
+use crate::cuda::grouped::Pair;
 use crate::cuda::loops::Loops;
-use crate::cuda::product::{PITCH, ProductTile, ROWS, THREAD_TILE, THREADS, TILE_K};
+use crate::cuda::product::{PITCH, ProductTile, ROWS, RUN, THREAD_TILE, THREADS, TILE_K};
+use crate::cuda::quads::QuadStore;
 use crate::kernel::Scales;
 
 /// Threads of a row of thread tiles.
@@ -16,8 +20,9 @@ const ACROSS: usize = ROWS / THREAD_TILE;
 struct Operand<'a> {
     /// Over batch, m or n, and k.
     loops: [&'a [[usize; 2]]; 3],
-    /// Elements along m or n, and along k.
-    sizes: [usize; 2],
+    /// Rows or columns of the result that blocks take, and those of a block tile.
+    size: usize,
+    extent: usize,
     bytes: u64,
     /// Whether threads that follow each other copy elements along k; else along m or n.
     is_along_k: bool,
@@ -29,13 +34,8 @@ impl Operand<'_> {
     /// The element of a row or column and a point of k, but for where its batch starts; none beyond
     /// the border of an image.
     fn at(&self, side: usize, k: usize) -> Option<u64> {
-        let mut at = nested(self.loops[1], side) + nested(self.loops[2], k);
-        for border in self.borders {
-            let [n, k] = [(1, border.n, side), (2, border.k, k)]
-                .map(|(of, at, index)| coordinate(self.loops[of], at, index));
-            at += (border.read(n, k)? * border.step) as u64;
-        }
-        Some(at)
+        let at = nested(self.loops[1], side) + nested(self.loops[2], k);
+        Some(at + image_offset(self.borders, [self.loops[1], self.loops[2]], [side, k])?)
     }
 
     /// The byte of the scale of a row or column at a point of k.
@@ -44,13 +44,23 @@ impl Operand<'_> {
         Some(4 * (side / block * of_block + k / Scales::RUN * of_run) as u64)
     }
 
+    /// The row or column of the result of one of a block tile, and where its weight starts.
+    fn side(&self, local: usize) -> (usize, u64) {
+        if self.extent == ROWS {
+            return (local, 0);
+        }
+        (local / (2 * RUN) * RUN + local % RUN, (local / RUN % 2) as u64 * OTHER)
+    }
+
     /// What the counts of a block depend on.
-    fn key(&self, from: u64, rows: std::ops::Range<usize>) -> Vec<u64> {
-        let mut key = vec![rows.len() as u64];
+    fn key(&self, from: u64, first: usize, span: &Span) -> Vec<u64> {
+        let rows = first..(first + self.extent).min(self.size);
+        let mut key = vec![rows.len() as u64, span.first_k as u64, span.end as u64];
         if !self.borders.is_empty() {
             key.extend([rows.start as u64, from]);
             return key;
         }
+        let from = from + nested(self.loops[2], span.first_k);
         let at = |row: usize| (from + nested(self.loops[1], row)) * self.bytes;
         relative(&mut key, rows.clone().map(at));
         relative(&mut key, rows.filter_map(|row| self.scale(row, 0)));
@@ -58,20 +68,21 @@ impl Operand<'_> {
     }
 
     /// Lists the copies of a block from a row or column on.
-    fn list(&self, warp: &mut Warp, from: u64, first: usize) {
+    fn list(&self, warp: &mut Warp, from: u64, first: usize, span: &Span) {
         let mut sites = Sites::default();
         let (site, scale) = (sites.device(self.bytes as usize), sites.device(4));
         for start in (0..THREADS as usize).step_by(LANES) {
-            for first_k in (0..self.sizes[1]).step_by(TILE_K) {
+            for first_k in (span.first_k..span.end).step_by(TILE_K) {
                 for lane in 0..LANES {
                     for i in (start + lane..ROWS * TILE_K).step_by(THREADS as usize) {
-                        let [side, k] = self.local(i);
+                        let [local, k] = self.local(i);
+                        let (side, weight) = self.side(local);
                         let (side, k) = (first + side, first_k + k);
-                        if side >= self.sizes[0] || k >= self.sizes[1] {
+                        if side >= self.size || k >= span.end {
                             continue;
                         }
                         let Some(at) = self.at(side, k) else { continue };
-                        warp.access(site, lane, (from + at) * self.bytes);
+                        warp.access(site, lane, weight + (from + at) * self.bytes);
                         if let Some(at) = self.scale(side, k) {
                             warp.access(scale, lane, at);
                         }
@@ -88,14 +99,15 @@ impl Operand<'_> {
         if self.is_along_k { [i / TILE_K, i % TILE_K] } else { [i % ROWS, i / ROWS] }
     }
 
-    /// Counts the copies of all blocks; `readers` of them read the same tile of the operand.
-    fn count(&self, readers: u64, batches: usize) -> Option<Accesses> {
+    /// Counts the copies of all blocks.
+    fn count(&self, spans: &[Span]) -> Option<Accesses> {
         let mut blocks = Blocks::new();
-        for batch in 0..batches {
-            let from = nested(self.loops[0], batch);
-            for first in (0..self.sizes[0]).step_by(ROWS) {
-                let rows = first..(first + ROWS).min(self.sizes[0]);
-                blocks.count(self.key(from, rows), readers, |warp| self.list(warp, from, first))?;
+        for span in spans.iter().filter(|span| span.readers > 0) {
+            let from = nested(self.loops[0], span.batch);
+            for first in (0..self.size).step_by(self.extent) {
+                blocks.count(self.key(from, first, span), span.readers, |warp| {
+                    self.list(warp, from, first, span);
+                })?;
             }
         }
         Some(blocks.count)
@@ -129,24 +141,39 @@ impl Operand<'_> {
     }
 }
 
+/// The offset of an element along dims of an image with borders, given loops over m or n and over k
+/// and an index in both; none beyond a border.
+pub(super) fn image_offset(
+    borders: &[Border],
+    [of_side, of_k]: [&[[usize; 2]]; 2],
+    [side, k]: [usize; 2],
+) -> Option<u64> {
+    borders.iter().try_fold(0, |sum, border| {
+        let [n, k] = [coordinate(of_side, border.n, side), coordinate(of_k, border.k, k)];
+        Some(sum + (border.read(n, k)? * border.step) as u64)
+    })
+}
+
 /// The coordinate of a linear index in one of nested loops.
 fn coordinate(loops: &[[usize; 2]], at: usize, index: usize) -> usize {
     let inside: usize = loops[at + 1..].iter().map(|[size, _]| size).product();
     index / inside.max(1) % loops[at][0].max(1)
 }
 
-/// Accesses of a product on CUDA cores; none of one whose tiles depend on how tokens are routed.
+/// Accesses of a product on CUDA cores. Those of the rows of experts are as if these were spread
+/// evenly.
 pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
-    if tile.grouped.is_some() {
-        return None;
-    }
     let p = &tile.product;
-    let (loops, [batches, m, n, k], [_, tiles_m, tiles_n]) =
+    let (loops, [_, _, n, k], [batches, tiles_m, tiles_n]) =
         (Loops::of(p), p.sizes(), tile.tiles());
+    let grouped = tile.grouped.map(|grouped| (grouped, ROWS));
+    let slices = [[0, k.div_ceil(TILE_K)]];
+    let spans = Spans::of(p, grouped, ([k, TILE_K], &slices), [tiles_m, tiles_n]);
     let scales = p.scales.filter(|_| tile.scales.is_some());
     let a = Operand {
         loops: [&loops.batch[0], &loops.m[0], &loops.k[0]],
-        sizes: [m, k],
+        size: spans.rows,
+        extent: ROWS,
         bytes: p.stored.a.size(),
         is_along_k: true,
         scales: scales.map(|of| of[0]),
@@ -154,7 +181,8 @@ pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     };
     let b = Operand {
         loops: [&loops.batch[1], &loops.n[0], &loops.k[1]],
-        sizes: [n, k],
+        size: n,
+        extent: tile.columns(),
         bytes: p.stored.b.size(),
         is_along_k: false,
         scales: scales.map(|of| of[1]),
@@ -162,23 +190,56 @@ pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     };
     let compute = p.dtype.size() as usize;
     let mut all = Accesses::default();
-    all = all.plus(1, a.count(tiles_n as u64, batches)?);
-    all = all.plus(1, b.count(tiles_m as u64, batches)?);
-    let blocks = (batches * tiles_m * tiles_n) as u64;
+    all = all.plus(1, a.count(&spans.of[0])?);
+    all = all.plus(1, b.count(&spans.of[1])?);
     let of_a = a.turns(compute, |thread| thread / ACROSS * THREAD_TILE);
     let of_b = b.turns(compute, |thread| thread % ACROSS * THREAD_TILE);
     for [stores, loads] in [of_a, of_b] {
         // A point of k is behind the one before by a whole number of words.
-        for (times, turns) in [(k.div_ceil(TILE_K), stores), (k, loads)] {
-            all = all.plus(blocks * times as u64, Accesses { sectors: [0; 2], turns });
+        for (times, turns) in [(spans.steps(ROWS), stores), (spans.points(ROWS), loads)] {
+            all = all.plus(times, Accesses { sectors: [0; 2], turns });
         }
     }
-    Some(all.plus(1, results(tile, &loops)?))
+    let Some(grouped) = tile.grouped else {
+        return Some(all.plus(1, results(tile, &loops, &spans)?));
+    };
+    let blocks = (batches * tiles_m * tiles_n) as u64;
+    all = all.plus(blocks, table_loads(grouped.along.tables() * warps(THREADS)));
+    Some(match grouped.pair {
+        None => all.plus(1, results(tile, &loops, &spans)?),
+        Some(pair) => all.plus(1, pair_results(tile, pair, spans.rows / ROWS)?),
+    })
+}
+
+/// Accesses of what becomes of two products, given how many tiles of rows have an expert.
+fn pair_results(tile: &ProductTile, pair: Pair, row_tiles: usize) -> Option<Accesses> {
+    let (p, columns) = (&tile.product, tile.columns());
+    let store = QuadStore { dtype: p.stored.c, width: 1 };
+    let of = PairResults::of(p, pair, store, tile.tiles()[2]);
+    let mut blocks = Blocks::new();
+    for first_n in (0..p.sizes()[2]).step_by(columns) {
+        // Tiles of rows lie alike in sectors.
+        blocks.count(vec![first_n as u64], row_tiles as u64, |warp| {
+            for thread in 0..THREADS as usize {
+                let first = first_n + thread % ACROSS * RUN;
+                for i in 0..THREAD_TILE {
+                    let m = thread / ACROSS * THREAD_TILE + i;
+                    let row = PairRow { m, columns: first..first + RUN, part: first_n / columns };
+                    of.list_elements(&row, ACROSS, (&mut *warp, thread % LANES));
+                }
+                if thread % LANES == LANES - 1 {
+                    warp.end();
+                }
+            }
+        })?;
+    }
+    Some(blocks.count)
 }
 
 /// Accesses of the results of all blocks, and of old values.
-fn results(tile: &ProductTile, loops: &Loops) -> Option<Accesses> {
-    let (p, [batches, m, n, _]) = (&tile.product, tile.product.sizes());
+fn results(tile: &ProductTile, loops: &Loops, spans: &Spans) -> Option<Accesses> {
+    let (p, [_, _, n, _]) = (&tile.product, tile.product.sizes());
+    let (batches, m) = (spans.batches, spans.rows);
     let (bytes, mut sites) = (p.stored.c.size(), Sites::default());
     let [old, bias, addend, result] = [0; 4].map(|_| sites.device(bytes as usize));
     let old = p.accumulate.then_some(old);

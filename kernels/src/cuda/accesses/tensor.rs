@@ -3,12 +3,18 @@
 //! Copies of stages depend on the block's rows or columns alone, so each operand is counted once
 //! for all blocks that share it.
 
-use super::{Accesses, Blocks, LANES, SECTOR, Site, Sites, Warp, nested, relative};
+use super::pairs::{PairResults, PairRow};
+use super::product::image_offset;
+use super::scales::{runs, scales};
+use super::spans::{Span, Spans, table_loads, warps};
+use super::{Accesses, Blocks, LANES, OTHER, SECTOR, Site, Sites, Warp, nested, relative};
+use crate::border::Border;
+use crate::cuda::grouped::Pair;
 use crate::cuda::loops::Loops;
 use crate::cuda::quads::QuadStore;
 use crate::cuda::shared::{Operand, SharedTile, lane_of_matrix};
 use crate::cuda::slices::{self, SliceSum};
-use crate::cuda::tensor::{TensorTile, joined_loops};
+use crate::cuda::tensor::{ROWS, TensorTile, joined_loops};
 
 /// Bytes of a unit, in memory and in shared memory.
 const UNIT: usize = 2;
@@ -16,10 +22,15 @@ const UNIT: usize = 2;
 /// An operand of a block tile.
 struct Stages<'a> {
     loops: [&'a [[usize; 2]]; 3],
-    /// Elements along m or n, and units along k.
-    sizes: [usize; 2],
+    /// Rows or columns of the result that blocks take.
+    size: usize,
     tile: SharedTile,
+    /// Those of a block tile.
     extent: usize,
+    /// Of the operand that two weights take turns in, how many columns each has at a time.
+    run: Option<usize>,
+    /// Of an image, dims with zeros around them.
+    borders: &'a [Border],
     k_major: bool,
     width: usize,
     threads: usize,
@@ -29,19 +40,36 @@ struct Stages<'a> {
 }
 
 impl Stages<'_> {
-    /// The byte of a unit, but for where its batch starts.
+    /// The byte of a unit, but for where its batch starts and for borders.
     fn at(&self, side: usize, k: usize) -> u64 {
         (nested(self.loops[1], side) + nested(self.loops[2], k)) * UNIT as u64
     }
 
-    /// Lists the copies of all steps of a block, from a row or column and a point of k on.
-    fn list(&self, warp: &mut Warp, from: u64, [first, first_k, steps]: [usize; 3]) {
+    /// The byte of a row or column of the tile whose first one is given, at a point of k before the
+    /// end, but for where its batch starts; none where zeros are copied.
+    fn there(&self, [first, local]: [usize; 2], [k, end]: [usize; 2]) -> Option<u64> {
+        let (side, weight) = match self.run {
+            None => (first + local, 0),
+            Some(run) => {
+                let is_other = local / run % 2 == 1;
+                (first + local / (2 * run) * run + local % run, if is_other { OTHER } else { 0 })
+            }
+        };
+        if side >= self.size || k >= end {
+            return None;
+        }
+        let in_image = image_offset(self.borders, [self.loops[1], self.loops[2]], [side, k])?;
+        Some(weight + self.at(side, k) + in_image * UNIT as u64)
+    }
+
+    /// Lists the copies of all steps of a block, from a row or column on.
+    fn list(&self, warp: &mut Warp, from: u64, first: usize, span: &Span) {
         let per_row = self.tile.columns / self.width;
         let count = self.tile.rows * per_row;
         let mut sites = Sites::default();
         let site = sites.device(self.width * UNIT);
         for start in (0..self.threads).step_by(LANES) {
-            for step in 0..steps {
+            for step in 0..span.steps {
                 // Threads meet before copies that a stage is used again for.
                 if step >= self.ahead {
                     warp.end();
@@ -50,11 +78,10 @@ impl Stages<'_> {
                     for i in (start + lane..count).step_by(self.threads) {
                         let (row, column) = (i / per_row, i % per_row * self.width);
                         let [side, k] = if self.k_major { [row, column] } else { [column, row] };
-                        let (side, k) = (first + side, first_k + step * self.tile_k + k);
-                        let is_there = side < self.sizes[0] && k < self.sizes[1];
-                        let at = is_there.then(|| from + self.at(side, k));
+                        let k = span.first_k + step * self.tile_k + k;
+                        let at = self.there([first, side], [k, span.end]).map(|at| from + at);
                         // Lanes of `cp.async` that copy zeros take part in the request of others.
-                        if self.width > 1 || is_there {
+                        if self.width > 1 || at.is_some() {
                             warp.pass(site, lane, at);
                         }
                     }
@@ -64,20 +91,34 @@ impl Stages<'_> {
         }
     }
 
-    /// Counts the copies of all blocks; `readers` of them read the same tile of the operand.
-    fn count(&self, readers: u64, slices: &[[usize; 2]], batches: usize) -> Option<Accesses> {
+    /// What the counts of a block depend on, given where its batch starts.
+    fn key(&self, from: u64, first: usize, span: &Span) -> Vec<u64> {
+        let rows = first..(first + self.extent).min(self.size);
+        let Span { first_k, steps, end, .. } = *span;
+        let mut key = vec![first_k as u64, steps as u64, end as u64, rows.len() as u64];
+        if self.borders.is_empty() {
+            relative(&mut key, rows.map(|row| from + self.at(row, first_k)));
+            return key;
+        }
+        // Images that follow each other differ in where they start alone, unless they have borders.
+        let side = self.loops[1];
+        let inside: usize = side[1..].iter().map(|[size, _]| size).product();
+        let has_border = self.borders.iter().any(|border| border.n == 0);
+        let period = if has_border { self.size } else { inside.max(1) };
+        let start = from + self.at(first / period * period, 0);
+        key.extend([(first % period) as u64, start % SECTOR]);
+        key
+    }
+
+    /// Counts the copies of all blocks.
+    fn count(&self, spans: &[Span]) -> Option<Accesses> {
         let mut blocks = Blocks::new();
-        for batch in 0..batches {
-            let from = nested(self.loops[0], batch) * UNIT as u64;
-            for [first_k, steps] in slices {
-                for first in (0..self.sizes[0]).step_by(self.extent) {
-                    let rows = first..(first + self.extent).min(self.sizes[0]);
-                    let mut key = vec![*first_k as u64, *steps as u64, rows.len() as u64];
-                    relative(&mut key, rows.map(|row| from + self.at(row, *first_k)));
-                    blocks.count(key, readers, |warp| {
-                        self.list(warp, from, [first, *first_k, *steps]);
-                    })?;
-                }
+        for span in spans.iter().filter(|span| span.readers > 0) {
+            let from = nested(self.loops[0], span.batch) * UNIT as u64;
+            for first in (0..self.size).step_by(self.extent) {
+                blocks.count(self.key(from, first, span), span.readers, |warp| {
+                    self.list(warp, from, first, span);
+                })?;
             }
         }
         Some(blocks.count)
@@ -115,54 +156,101 @@ pub(super) fn fragment_turns(
     warp.count.turns
 }
 
-/// Accesses of a product by `mma.sync`; none of one whose second operand is an image, that has
-/// scales, whose loads a compiler merges, or whose tiles depend on how tokens are routed.
+/// Accesses of a product by `mma.sync`. Those of the rows of experts are as if these were spread
+/// evenly.
 pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
     let p = &tile.product;
-    if !p.borders.is_empty() || tile.scales.is_some() || tile.grouped.is_some() {
-        return None;
-    }
-    let loops = joined_loops(p, tile.elements, None);
-    let [batches, tiles_m, tiles_n] = tile.tiles();
+    let loops = joined_loops(p, tile.elements, tile.image);
+    let [_, tiles_m, tiles_n] = tile.tiles();
     let ([tile_m, tile_n, tile_k], [warp_m, warp_n]) = (tile.shape.tile, tile.shape.warp_tile);
     let k: usize = loops.k[0].iter().map(|[size, _]| size).product();
     let slices = tile.slices(k)?;
-    let [_, m, n, _] = p.sizes();
-    let stages = |at: usize, size: usize, extent: usize| {
-        let k_major = tile.copies[at].k_major;
-        let [rows, columns] = if k_major { [extent, tile_k] } else { [tile_k, extent] };
-        Stages {
-            loops: [
-                &loops.batch[at],
-                if at == 0 { &loops.m[0] } else { &loops.n[0] },
-                &loops.k[at],
-            ],
-            sizes: [size, k],
-            tile: SharedTile { rows, columns },
-            extent,
-            k_major,
-            width: tile.copies[at].width,
-            threads: tile.threads() as usize,
-            tile_k,
-            ahead: tile.shape.stages - 1,
-        }
-    };
-    let (a, b) = (stages(0, m, tile_m), stages(1, n, tile_n));
+    let spans =
+        Spans::of(p, tile.grouped.map(|of| (of, ROWS)), ([k, tile_k], &slices), [tiles_m, tiles_n]);
+    let sides = [(spans.rows, tile_m), (p.sizes()[2], tile_n)];
+    let [a, b] = [0, 1].map(|at| stages(tile, &loops, at, sides[at]));
     let mut all = Accesses::default();
-    all = all.plus(1, a.count(tiles_n as u64, &slices, batches)?);
-    all = all.plus(1, b.count(tiles_m as u64, &slices, batches)?);
-    let steps: usize = slices.iter().map(|[_, steps]| steps).sum();
-    let blocks = (batches * tiles_m * tiles_n * steps) as u64;
+    for (of, spans) in [&a, &b].into_iter().zip(&spans.of) {
+        all = all.plus(1, of.count(spans)?);
+    }
+    let steps = spans.steps(tile_m);
     for first_m in (0..tile_m).step_by(warp_m) {
         for first_n in (0..tile_n).step_by(warp_n) {
             let of_a = a.fragments(Operand::A, [first_m, warp_m]);
             let of_b = b.fragments(Operand::B, [first_n, warp_n]);
             for turns in [of_a, of_b] {
-                all = all.plus(blocks, Accesses { sectors: [0; 2], turns });
+                all = all.plus(steps, Accesses { sectors: [0; 2], turns });
             }
         }
     }
-    Some(all.plus(1, epilogue(tile, &loops, slices.len())?))
+    let points = tile.elements.in_units(slices::run(p))?;
+    let runs = runs(&slices, [points, points / tile_k]);
+    let warps_of_block = warps(tile.threads());
+    let of_scales = scales(p, [tile_m, tile_n], [tiles_m, tiles_n], (&runs, warps_of_block))?;
+    all = all.plus(1, of_scales);
+    if let Some(grouped) = tile.grouped {
+        let blocks: usize = tile.tiles().iter().product();
+        let loads = table_loads(grouped.along.tables() * warps_of_block);
+        all = all.plus(blocks as u64, loads);
+        if let Some(pair) = grouped.pair {
+            return Some(all.plus(1, pair_results(tile, pair, spans.rows / tile_m)?));
+        }
+    }
+    Some(all.plus(1, epilogue(tile, &loops, slices.len(), &spans)?))
+}
+
+/// The stages of an operand, given rows or columns of the result and of a tile in shared memory.
+fn stages<'a>(
+    tile: &'a TensorTile,
+    loops: &'a Loops,
+    at: usize,
+    (size, side): (usize, usize),
+) -> Stages<'a> {
+    let tile_k = tile.shape.tile[2];
+    let k_major = tile.copies[at].k_major;
+    let [rows, columns] = if k_major { [side, tile_k] } else { [tile_k, side] };
+    let is_image = tile.image == Some(if at == 0 { Operand::A } else { Operand::B });
+    let pair = tile.grouped.and_then(|grouped| grouped.pair).filter(|_| at == 1);
+    Stages {
+        loops: [&loops.batch[at], if at == 0 { &loops.m[0] } else { &loops.n[0] }, &loops.k[at]],
+        size,
+        tile: SharedTile { rows, columns },
+        extent: if at == 0 { side } else { tile.columns() },
+        run: pair.map(|_| tile.run()),
+        borders: if is_image { &tile.product.borders } else { &[] },
+        k_major,
+        width: tile.copies[at].width,
+        threads: tile.threads() as usize,
+        tile_k,
+        ahead: tile.shape.stages - 1,
+    }
+}
+
+/// Accesses of what becomes of two products, given how many tiles of rows have an expert.
+fn pair_results(tile: &TensorTile, pair: Pair, row_tiles: usize) -> Option<Accesses> {
+    let of = PairResults::of(&tile.product, pair, tile.store, tile.parts());
+    let ([tile_m, tile_n, _], [warp_m, warp_n]) = (tile.shape.tile, tile.shape.warp_tile);
+    let mut blocks = Blocks::new();
+    for block_n in (0..tile.product.sizes()[2]).step_by(tile.columns()) {
+        // Tiles of rows lie alike in sectors.
+        blocks.count(vec![block_n as u64], row_tiles as u64, |warp| {
+            for first_m in (0..tile_m).step_by(warp_m) {
+                for first_n in (0..tile_n).step_by(warp_n) {
+                    let first_n = block_n + first_n / 2;
+                    let part = first_n / tile.run();
+                    for (lane, row) in (0..LANES)
+                        .flat_map(|lane| (0..warp_m).step_by(8).map(move |row| (lane, row)))
+                    {
+                        let m = first_m + row + lane / 4;
+                        let row = PairRow { m, columns: first_n..first_n + warp_n / 2, part };
+                        of.list_row(&row, (&mut *warp, lane));
+                    }
+                    warp.end();
+                }
+            }
+        })?;
+    }
+    Some(blocks.count)
 }
 
 impl TensorTile {
@@ -205,9 +293,9 @@ struct Epilogue<'a> {
 }
 
 /// Accesses of the results of all blocks.
-fn epilogue(tile: &TensorTile, loops: &Loops, slices: usize) -> Option<Accesses> {
+fn epilogue(tile: &TensorTile, loops: &Loops, slices: usize, spans: &Spans) -> Option<Accesses> {
     let p = &tile.product;
-    let ([batches, m, n, _], mut sites) = (p.sizes(), Sites::default());
+    let (batches, [_, m, n, _], mut sites) = (spans.batches, p.sizes(), Sites::default());
     let dtype = if tile.workspace.is_some() { ir::DType::F32 } else { p.stored.c };
     let (bytes, of_c) = (dtype.size() as usize, p.stored.c.size() as usize);
     let width = tile.store.width;
@@ -228,7 +316,7 @@ fn epilogue(tile: &TensorTile, loops: &Loops, slices: usize) -> Option<Accesses>
         for batch in 0..batches {
             let batch_c = nested(&loops.batch[2], batch) as usize;
             let from = if is_added { batch_c } else { (slice * batches + batch) * m * n };
-            for first_m in (0..m).step_by(tile_m) {
+            for first_m in (0..spans.rows).step_by(tile_m) {
                 for first_n in (0..n).step_by(tile_n) {
                     let first = [first_m, first_n];
                     let key = of.key([slice, from, batch_c], first);

@@ -4,45 +4,98 @@
 //! for all blocks that share it. Which block has a tile changes nothing.
 
 use super::flash::count_box;
+use super::pairs::{PairResults, PairRow};
+use super::scales::{runs, scales};
+use super::spans::{Span, Spans, table_loads, warps};
 use super::tensor::slices_of_k;
-use super::{Accesses, Blocks, LANES, Sites, Warp, nested, relative};
+use super::{Accesses, Blocks, LANES, OTHER, Sites, Warp, nested, relative};
+use crate::cuda::grouped::{Along, Pair};
 use crate::cuda::loops::Loops;
+use crate::cuda::slices;
 use crate::cuda::tensor::OperandCopy;
 use crate::cuda::warpgroup::{
     HALF, MappedOperand, ROWS, SIDE, SWIZZLE_ROW, StagedOperand, WARPGROUP, WarpgroupTile,
 };
 
-/// Accesses of a product; none of one that has scales, whose loads a compiler merges, or whose
-/// tiles depend on how tokens are routed.
+/// Accesses of a product. Those of the rows of experts are as if these were spread evenly.
 pub(super) fn warpgroup(tile: &WarpgroupTile) -> Option<Accesses> {
-    if tile.scales.is_some() || tile.grouped.is_some() {
-        return None;
-    }
     let p = &tile.product;
-    let (loops, [_, m, n, k], [tile_m, tile_n, tile_k]) = (Loops::of(p), p.sizes(), tile.tile());
+    let (loops, [_, _, n, k], [tile_m, tile_n, tile_k]) = (Loops::of(p), p.sizes(), tile.tile());
     let [_, tiles_m, tiles_n] = tile.tiles();
     let slice = tile.workspace.map(|_| p.slice());
     let slices = slices_of_k([k, tile_k], slice, p.tiling.split);
+    let spans = Spans::of(
+        p,
+        tile.grouped.map(|of| (of, tile_m)),
+        ([k, tile_k], &slices),
+        [tiles_m, tiles_n],
+    );
+    let pair = tile.grouped.and_then(|grouped| grouped.pair);
     let bytes = tile.bytes();
     let of = |at: usize| {
         let side = if at == 0 { &loops.m[0][..] } else { &loops.n[0] };
-        let ([size, other], extent) =
-            if at == 0 { ([m, tiles_n], tile_m) } else { ([n, tiles_m], tile_n) };
+        let (size, extent) = if at == 0 { (spans.rows, tile_m) } else { (n, tile.columns()) };
         let loops = [&loops.batch[at][..], side, &loops.k[at]];
-        let operand = Operand { loops, sizes: [size, k], extent, bytes, tile_k };
-        operand.count(&tile.operands[at], &slices, other as u64)
+        let weights = if at == 1 && pair.is_some() { 2 } else { 1 };
+        let operand = Operand { loops, sizes: [size, k], extent, weights, bytes, tile_k };
+        operand.count(&tile.operands[at], &spans.of[at])
     };
-    let all = of(0)?.plus(1, of(1)?);
-    Some(all.plus(1, results(tile, &loops, slices.len())?))
+    let runs = runs(&slices, [slices::run(p), slices::run(p) / tile_k]);
+    let multiplying = warps(WARPGROUP * tile.shape.consumers);
+    let scales = scales(p, [tile_m, tile_n], [tiles_m, tiles_n], (&runs, multiplying))?;
+    let all = of(0)?.plus(1, of(1)?).plus(1, scales).plus(1, tables(tile));
+    Some(match pair {
+        None => all.plus(1, results(tile, &loops, slices.len(), &spans)?),
+        Some(pair) => all.plus(1, pair_results(tile, pair, spans.rows / tile_m)?),
+    })
+}
+
+/// Loads of what says which rows experts have, by warps that copy and by those that multiply, for
+/// each tile.
+fn tables(tile: &WarpgroupTile) -> Accesses {
+    let Some(grouped) = tile.grouped else { return Accesses::default() };
+    let tiles: usize = tile.tiles().iter().product();
+    let is_copied = |of: &StagedOperand| matches!(of, StagedOperand::Copied(..));
+    // One thread starts TMA.
+    let copying = if tile.operands.iter().any(is_copied) { warps(WARPGROUP) } else { 1 };
+    let multiplying = warps(WARPGROUP * tile.shape.consumers);
+    table_loads(match grouped.along {
+        Along::Rows { .. } => tiles as u64 * (copying + multiplying),
+        // How many rows there are, and of those that copy the first one.
+        Along::Contracted { .. } => tiles as u64 * (2 * copying + multiplying),
+    })
+}
+
+/// Accesses of what becomes of two products, given how many tiles of rows have an expert.
+fn pair_results(tile: &WarpgroupTile, pair: Pair, row_tiles: usize) -> Option<Accesses> {
+    let of = PairResults::of(&tile.product, pair, tile.pair_store(), tile.parts());
+    let mut blocks = Blocks::new();
+    for first_n in (0..tile.product.sizes()[2]).step_by(tile.columns()) {
+        // Tiles of rows lie alike in sectors.
+        blocks.count(vec![first_n as u64], row_tiles as u64, |warp| {
+            for first_m in (0..tile.tile()[0]).step_by(16) {
+                for (lane, row) in (0..LANES).flat_map(|lane| [(lane, 0), (lane, 8)]) {
+                    let m = first_m + row + lane / 4;
+                    let row = PairRow { m, columns: first_n..first_n + SIDE, part: first_n / SIDE };
+                    of.list_row(&row, (&mut *warp, lane));
+                }
+                warp.end();
+            }
+        })?;
+    }
+    Some(blocks.count)
 }
 
 /// An operand of a block tile.
 struct Operand<'a> {
     /// Over batch, m or n, and k.
     loops: [&'a [[usize; 2]]; 3],
-    /// Elements along m or n, and along k.
+    /// Elements along m or n that blocks take, and along k.
     sizes: [usize; 2],
+    /// Rows or columns of the result of a block tile.
     extent: usize,
+    /// Weights that take turns in a block tile.
+    weights: usize,
     bytes: usize,
     tile_k: usize,
 }
@@ -53,32 +106,38 @@ impl Operand<'_> {
         (nested(self.loops[1], side) + nested(self.loops[2], k)) * self.bytes as u64
     }
 
-    /// Counts the copies of all blocks; `readers` of them read the same tile of the operand.
-    fn count(
-        &self,
-        operand: &StagedOperand,
-        slices: &[[usize; 2]],
-        readers: u64,
-    ) -> Option<Accesses> {
+    /// Counts the copies of all blocks.
+    fn count(&self, operand: &StagedOperand, spans: &[Span]) -> Option<Accesses> {
         let mut blocks = Blocks::new();
-        let batches = self.loops[0].iter().map(|[size, _]| size).product();
-        for batch in 0..batches {
-            let from = nested(self.loops[0], batch) * self.bytes as u64;
-            for [first_k, steps] in slices {
-                for k in (0..*steps).map(|step| first_k + step * self.tile_k) {
-                    for side in (0..self.sizes[0]).step_by(self.extent) {
-                        let of = (&mut blocks, readers);
-                        match operand {
-                            StagedOperand::Mapped(map) => self.boxes(map, from, [side, k], of)?,
-                            StagedOperand::Copied(copy, _) => {
-                                self.copies(*copy, from, [side, k], of)?;
-                            }
+        for span in spans.iter().filter(|span| span.readers > 0) {
+            let from = nested(self.loops[0], span.batch) * self.bytes as u64;
+            for k in (0..span.steps).map(|step| span.first_k + step * self.tile_k) {
+                for side in (0..self.sizes[0]).step_by(self.extent) {
+                    match operand {
+                        StagedOperand::Mapped(map) => {
+                            // Of each weight there is a box.
+                            let times = span.readers * self.weights as u64;
+                            self.boxes(map, from, [side, k], (&mut blocks, times))?;
+                        }
+                        StagedOperand::Copied(copy, _) => {
+                            self.copies(*copy, from, [side, k], (&mut blocks, span.readers))?;
                         }
                     }
                 }
             }
         }
         Some(blocks.count)
+    }
+
+    /// The row or column of the result of one of a block tile, and where its weight starts.
+    fn side(&self, local: usize) -> (usize, u64) {
+        match self.weights {
+            1 => (local, 0),
+            weights => {
+                let side = local / (weights * SIDE) * SIDE + local % SIDE;
+                (side, (local / SIDE % weights) as u64 * OTHER)
+            }
+        }
     }
 
     /// Counts the boxes of a step.
@@ -121,8 +180,9 @@ impl Operand<'_> {
         relative(&mut key, rows.clone().map(|side| from + self.at(side, first_k)));
         relative(&mut key, points.clone().map(|k| from + self.at(first, k)));
         let OperandCopy { k_major, width } = copy;
+        let extent = self.extent * self.weights;
         let [rows_of_tile, columns] =
-            if k_major { [self.extent, self.tile_k] } else { [self.tile_k, self.extent] };
+            if k_major { [extent, self.tile_k] } else { [self.tile_k, extent] };
         let (per_row, mut sites) = (columns / width, Sites::default());
         let (load, store) = (sites.device(width * self.bytes), sites.shared(width * self.bytes));
         blocks.count(key, times, |warp| {
@@ -130,10 +190,11 @@ impl Operand<'_> {
                 for lane in 0..LANES {
                     for i in (start + lane..rows_of_tile * per_row).step_by(WARPGROUP as usize) {
                         let (row, column) = (i / per_row, i % per_row * width);
-                        let [side, k] = if k_major { [row, column] } else { [column, row] };
+                        let [local, k] = if k_major { [row, column] } else { [column, row] };
+                        let (side, weight) = self.side(local);
                         let (side, k) = (first + side, first_k + k);
                         if rows.contains(&side) && points.contains(&k) {
-                            warp.access(load, lane, from + self.at(side, k));
+                            warp.access(load, lane, weight + from + self.at(side, k));
                         }
                         let half = column / self.tile_k * HALF;
                         let in_row = column % self.tile_k * self.bytes;
@@ -160,14 +221,14 @@ struct Results<'a> {
 }
 
 /// Accesses of the results of all blocks, and of old values.
-fn results(tile: &WarpgroupTile, loops: &Loops, slices: usize) -> Option<Accesses> {
-    let ([batches, m, n, _], [tile_m, tile_n, _]) = (tile.product.sizes(), tile.tile());
+fn results(tile: &WarpgroupTile, loops: &Loops, slices: usize, spans: &Spans) -> Option<Accesses> {
+    let ([_, m, n, _], [tile_m, tile_n, _]) = (tile.product.sizes(), tile.tile());
     let bytes = if tile.workspace.is_some() { 4 } else { tile.product.stored.c.size() as usize };
     let of = Results { tile, loops, sizes: [m, n], bytes };
     let mut blocks = Blocks::new();
     for slice in 0..slices {
-        for batch in 0..batches {
-            for first_m in (0..m).step_by(tile_m) {
+        for batch in 0..spans.batches {
+            for first_m in (0..spans.rows).step_by(tile_m) {
                 for first_n in (0..n).step_by(tile_n) {
                     of.block([slice, batch], [first_m, first_n], &mut blocks)?;
                 }

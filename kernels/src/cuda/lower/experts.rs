@@ -200,6 +200,12 @@ impl Launches<'_> {
         }
     }
 
+    /// How rows take part in a product.
+    fn grouped(&self, along: Along, pair: Option<Pair>) -> Grouped {
+        let room = self.e.tokens * self.rows.per_token;
+        Grouped { along, pair, pairs: self.e.pairs().min(room) }
+    }
+
     /// Adds the function of a product, given its factors and its result.
     fn launch(
         &mut self,
@@ -228,7 +234,7 @@ impl Launches<'_> {
         weight: Weight,
     ) {
         let product = self.product(weight, c.dtype, adds);
-        let grouped = Grouped { along: Along::Rows { experts: 3 }, pair: None };
+        let grouped = self.grouped(Along::Rows { experts: 3 }, None);
         self.launch(name, &product, vec![a, b, c, self.tables.experts], grouped);
     }
 
@@ -249,11 +255,11 @@ impl Launches<'_> {
         let mut pair = Pair { other: 4, gates: 5, gradient: None };
         let along = Along::Rows { experts: 3 };
         let Some((outer, results, dgates)) = gradient else {
-            self.launch("inside", &product, parameters, Grouped { along, pair: Some(pair) });
+            self.launch("inside", &product, parameters, self.grouped(along, Some(pair)));
             return inside;
         };
         pair.gradient = Some(PairGradient { outer: 6, results: [7, 8], parts: 9 });
-        let grouped = Grouped { along, pair: Some(pair) };
+        let grouped = self.grouped(along, Some(pair));
         let count = BlockTiles::of_experts(&product, grouped, self.arch).parts();
         let parts = workspace(self.all, rows * count, e.dtype.accumulation());
         parameters.extend([outer, results[0], results[1], parts]);
@@ -283,7 +289,7 @@ impl Launches<'_> {
         };
         let Tables { starts, counts, .. } = self.tables;
         let along = Along::Contracted { starts: 3, counts: 4 };
-        let grouped = Grouped { along, pair: None };
+        let grouped = self.grouped(along, None);
         self.launch(name, &product, vec![a, b, c, starts, counts], grouped);
     }
 }
