@@ -197,9 +197,9 @@ pub struct Kernels {
     pub why_not_compiled: Option<String>,
     /// Kernels: text, launches, bytes, flops, least seconds by device; functions, each with sectors
     /// of device memory and turns of the banks of shared memory over the least that their bytes
-    /// take, null where they are not known or nothing is accessed; `resources` of
-    /// each architecture: of each function its registers, spilled bytes, shared memory and
-    /// occupancy, which are null where they are not known.
+    /// take, null where they are not known or nothing is accessed, and the data that these are of
+    /// where data decide; `resources` of each architecture: of each function its registers, spilled
+    /// bytes, shared memory and occupancy, which are null where they are not known.
     pub kernels: Vec<Value>,
 }
 

@@ -4,14 +4,15 @@
 //! bytes and operations of its kernel, the least time that these take on two GPUs, and what it
 //! takes of a multiprocessor (`resources.rs`). Sectors of device memory and turns of the banks of
 //! shared memory follow from the tile programs of some families ([`kernels::cuda::Accesses`]), and
-//! are not known of others.
+//! are not known of others. Where they depend on data, such as how tokens are routed, the page says
+//! which data are assumed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
 use kernels::cuda::{
-    Accesses, Arch, Elements, Functions, TensorTile, Tile, functions, functions_for, name,
+    Accesses, Arch, Assumed, Elements, Functions, TensorTile, Tile, functions, functions_for, name,
 };
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
@@ -39,6 +40,8 @@ struct Line {
     tile: String,
     /// What all blocks access, where it follows from the tile program.
     accesses: Option<Accesses>,
+    /// The data that they are counted of, where data decide.
+    assumed: Option<Assumed>,
 }
 
 impl Line {
@@ -116,7 +119,13 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
     text += &table.text();
     text += "\nbytes, operations and least times are those of all functions of a kernel\n\
              sectors of device memory and turns of the banks of shared memory are over the least \
-             that their bytes take\n\n";
+             that their bytes take\n";
+    let assumed: BTreeSet<Assumed> =
+        all.iter().flat_map(|told| &told.lines).filter_map(|line| line.assumed).collect();
+    for of in assumed {
+        text += &format!("where data decide, sectors and turns are those of {of}\n");
+    }
+    text.push('\n');
     let (resources, known) = resources(contents);
     match known {
         Ok(compiler) => {
@@ -159,6 +168,7 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
                 "threads": line.threads,
                 "sectors_over_least": sectors,
                 "bank_turns_over_least": banks,
+                "accesses_assume": line.assumed.map(|of| of.to_string()),
             })
         };
         let least = DEVICES
@@ -224,6 +234,7 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             what: function.what.clone(),
             tile: function.tile.to_string(),
             accesses: function.accesses(),
+            assumed: function.assumed(),
         });
         Told { at, kernel: kernel.clone(), rounds, launches, routines, lines: lines.collect() }
     };
