@@ -28,7 +28,7 @@ pub(super) const THREAD_TILE: usize = 4;
 /// those of one row or column lie in different banks.
 pub(super) const PITCH: usize = TILE_MN + 1;
 /// Columns of each of two weights that take turns in a block tile: half of a thread's.
-pub(super) const RUN: usize = THREAD_TILE / 2;
+const RUN: usize = THREAD_TILE / 2;
 
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +61,7 @@ impl ProductTile {
     }
 
     /// Columns of the result of a block tile.
-    pub(super) fn columns(&self) -> usize {
+    fn columns(&self) -> usize {
         Grouped::columns(self.grouped, TILE_MN)
     }
 }

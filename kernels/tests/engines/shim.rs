@@ -109,8 +109,7 @@ impl Library {
     pub(crate) fn counted(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
         // What a compiler copies for some of a warp's lanes, or for some turns of a loop, would be
         // a request of its own, and what it moves to a branch would be asked for by some lanes.
-        let own =
-            ["-fno-thread-jumps", "-fno-tree-loop-optimize", "-fno-tree-phiprop", "-fno-tree-sink"];
+        let own = ["-fno-thread-jumps", "-fno-tree-loop-optimize", "-fno-tree-sink"];
         let options = [&["-fsanitize=thread", "-DSHIM_CHECKED", COUNTED][..], &own].concat();
         Library::compile(name, kernels, &|_, text| text, &options)
     }

@@ -19,9 +19,10 @@
 //! document. On tensor cores the numbers of documents decide no access: they are read of each query
 //! and key that see each other but for their documents.
 //!
-//! Nothing is known here of what is largest, of orders, of what ids, positions or launch scalars
-//! decide, and of loops whose loads a compiler may move or leave out: those that nothing uses, and
-//! in F64 those beside functions of the library.
+//! Nothing is known here of two weights of experts that share block tiles on CUDA cores, of what is
+//! largest, of orders, of what ids, positions or launch scalars decide, and of loops whose loads a
+//! compiler may move or leave out: those that nothing uses, and in F64 those beside functions of
+//! the library.
 //!
 //! Buffers start at multiples of a sector, as those of an arena do, and arrays in shared memory at
 //! the first bank.

@@ -27,7 +27,7 @@ pub(super) struct PairResults {
 /// A row of a lane.
 pub(super) struct PairRow {
     pub(super) m: usize,
-    /// Columns of the warp, or of the lane where it has adjacent ones.
+    /// Columns of the warp.
     pub(super) columns: Range<usize>,
     /// The number of the part of the gradient of the row's gate.
     pub(super) part: usize,
@@ -62,23 +62,6 @@ impl PairResults {
             }
         }
         self.list_part(row, 4, (warp, lane));
-    }
-
-    /// The same of a row on CUDA cores, whose parts are of `lanes` adjacent lanes.
-    pub(super) fn list_elements(
-        &self,
-        row: &PairRow,
-        lanes: usize,
-        (warp, lane): (&mut Warp, usize),
-    ) {
-        warp.access(self.gate, lane, row.m as u64 * self.bytes);
-        for n in row.columns.clone() {
-            self.list_outer(row.m, n, (&mut *warp, lane));
-            for [site, _] in &self.results {
-                self.list_result(*site, row.m, n, (&mut *warp, lane));
-            }
-        }
-        self.list_part(row, lanes, (warp, lane));
     }
 
     fn list_outer(&self, m: usize, n: usize, (warp, lane): (&mut Warp, usize)) {

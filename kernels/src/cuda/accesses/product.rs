@@ -3,14 +3,11 @@
 //! Copies of tiles depend on the block's rows or columns alone, so each operand is counted once for
 //! all blocks that share it; what a block does with shared memory depends on k alone.
 
-use super::pairs::{PairResults, PairRow};
 use super::spans::{Span, Spans, table_loads, warps};
-use super::{Accesses, Blocks, LANES, OTHER, Site, Sites, Warp, nested, relative};
+use super::{Accesses, Blocks, LANES, Site, Sites, Warp, nested, relative};
 use crate::border::Border;
-use crate::cuda::grouped::Pair;
 use crate::cuda::loops::Loops;
-use crate::cuda::product::{PITCH, ProductTile, ROWS, RUN, THREAD_TILE, THREADS, TILE_K};
-use crate::cuda::quads::QuadStore;
+use crate::cuda::product::{PITCH, ProductTile, ROWS, THREAD_TILE, THREADS, TILE_K};
 use crate::kernel::Scales;
 
 /// Threads of a row of thread tiles.
@@ -20,9 +17,8 @@ const ACROSS: usize = ROWS / THREAD_TILE;
 struct Operand<'a> {
     /// Over batch, m or n, and k.
     loops: [&'a [[usize; 2]]; 3],
-    /// Rows or columns of the result that blocks take, and those of a block tile.
+    /// Rows or columns of the result that blocks take.
     size: usize,
-    extent: usize,
     bytes: u64,
     /// Whether threads that follow each other copy elements along k; else along m or n.
     is_along_k: bool,
@@ -44,17 +40,9 @@ impl Operand<'_> {
         Some(4 * (side / block * of_block + k / Scales::RUN * of_run) as u64)
     }
 
-    /// The row or column of the result of one of a block tile, and where its weight starts.
-    fn side(&self, local: usize) -> (usize, u64) {
-        if self.extent == ROWS {
-            return (local, 0);
-        }
-        (local / (2 * RUN) * RUN + local % RUN, (local / RUN % 2) as u64 * OTHER)
-    }
-
     /// What the counts of a block depend on.
     fn key(&self, from: u64, first: usize, span: &Span) -> Vec<u64> {
-        let rows = first..(first + self.extent).min(self.size);
+        let rows = first..(first + ROWS).min(self.size);
         let mut key = vec![rows.len() as u64, span.first_k as u64, span.end as u64];
         if !self.borders.is_empty() {
             key.extend([rows.start as u64, from]);
@@ -75,14 +63,13 @@ impl Operand<'_> {
             for first_k in (span.first_k..span.end).step_by(TILE_K) {
                 for lane in 0..LANES {
                     for i in (start + lane..ROWS * TILE_K).step_by(THREADS as usize) {
-                        let [local, k] = self.local(i);
-                        let (side, weight) = self.side(local);
+                        let [side, k] = self.local(i);
                         let (side, k) = (first + side, first_k + k);
                         if side >= self.size || k >= span.end {
                             continue;
                         }
                         let Some(at) = self.at(side, k) else { continue };
-                        warp.access(site, lane, weight + (from + at) * self.bytes);
+                        warp.access(site, lane, (from + at) * self.bytes);
                         if let Some(at) = self.scale(side, k) {
                             warp.access(scale, lane, at);
                         }
@@ -104,7 +91,7 @@ impl Operand<'_> {
         let mut blocks = Blocks::new();
         for span in spans.iter().filter(|span| span.readers > 0) {
             let from = nested(self.loops[0], span.batch);
-            for first in (0..self.size).step_by(self.extent) {
+            for first in (0..self.size).step_by(ROWS) {
                 blocks.count(self.key(from, first, span), span.readers, |warp| {
                     self.list(warp, from, first, span);
                 })?;
@@ -161,9 +148,12 @@ fn coordinate(loops: &[[usize; 2]], at: usize, index: usize) -> usize {
 }
 
 /// Accesses of a product on CUDA cores. Those of the rows of experts are as if these were spread
-/// evenly.
+/// evenly. None of two weights that take turns: a compiler may load each by an instruction.
 pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     let p = &tile.product;
+    if tile.grouped.is_some_and(|grouped| grouped.pair.is_some()) {
+        return None;
+    }
     let (loops, [_, _, n, k], [batches, tiles_m, tiles_n]) =
         (Loops::of(p), p.sizes(), tile.tiles());
     let grouped = tile.grouped.map(|grouped| (grouped, ROWS));
@@ -173,7 +163,6 @@ pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     let a = Operand {
         loops: [&loops.batch[0], &loops.m[0], &loops.k[0]],
         size: spans.rows,
-        extent: ROWS,
         bytes: p.stored.a.size(),
         is_along_k: true,
         scales: scales.map(|of| of[0]),
@@ -182,7 +171,6 @@ pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     let b = Operand {
         loops: [&loops.batch[1], &loops.n[0], &loops.k[1]],
         size: n,
-        extent: tile.columns(),
         bytes: p.stored.b.size(),
         is_along_k: false,
         scales: scales.map(|of| of[1]),
@@ -205,35 +193,7 @@ pub(super) fn product(tile: &ProductTile) -> Option<Accesses> {
     };
     let blocks = (batches * tiles_m * tiles_n) as u64;
     all = all.plus(blocks, table_loads(grouped.along.tables() * warps(THREADS)));
-    Some(match grouped.pair {
-        None => all.plus(1, results(tile, &loops, &spans)?),
-        Some(pair) => all.plus(1, pair_results(tile, pair, spans.rows / ROWS)?),
-    })
-}
-
-/// Accesses of what becomes of two products, given how many tiles of rows have an expert.
-fn pair_results(tile: &ProductTile, pair: Pair, row_tiles: usize) -> Option<Accesses> {
-    let (p, columns) = (&tile.product, tile.columns());
-    let store = QuadStore { dtype: p.stored.c, width: 1 };
-    let of = PairResults::of(p, pair, store, tile.tiles()[2]);
-    let mut blocks = Blocks::new();
-    for first_n in (0..p.sizes()[2]).step_by(columns) {
-        // Tiles of rows lie alike in sectors.
-        blocks.count(vec![first_n as u64], row_tiles as u64, |warp| {
-            for thread in 0..THREADS as usize {
-                let first = first_n + thread % ACROSS * RUN;
-                for i in 0..THREAD_TILE {
-                    let m = thread / ACROSS * THREAD_TILE + i;
-                    let row = PairRow { m, columns: first..first + RUN, part: first_n / columns };
-                    of.list_elements(&row, ACROSS, (&mut *warp, thread % LANES));
-                }
-                if thread % LANES == LANES - 1 {
-                    warp.end();
-                }
-            }
-        })?;
-    }
-    Some(blocks.count)
+    Some(all.plus(1, results(tile, &loops, &spans)?))
 }
 
 /// Accesses of the results of all blocks, and of old values.
