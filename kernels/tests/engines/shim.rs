@@ -5,11 +5,11 @@
 #[path = "gpu.rs"]
 mod gpu;
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{View, ViewMut};
@@ -27,7 +27,7 @@ pub(crate) struct Library {
 struct Counters {
     name: Region,
     take: TakeCounts,
-    taken: RefCell<Vec<Counts>>,
+    taken: Mutex<Vec<Counts>>,
 }
 
 /// A kernel, its device functions, and for each what launches it.
@@ -151,7 +151,7 @@ impl Library {
             (!found[0].is_null() && !found[1].is_null()).then(|| Counters {
                 name: std::mem::transmute::<*mut c_void, Region>(found[0]),
                 take: std::mem::transmute::<*mut c_void, TakeCounts>(found[1]),
-                taken: RefCell::default(),
+                taken: Mutex::default(),
             })
         };
         let launcher = |at: usize, number: usize| {
@@ -189,7 +189,8 @@ impl Library {
 
     /// The same of each function, in the order of launches.
     pub(crate) fn counts_of_functions(&self) -> Vec<Counts> {
-        self.counters.as_ref().map(|counters| counters.taken.take()).unwrap_or_default()
+        let Some(Counters { taken, .. }) = &self.counters else { return Vec::new() };
+        std::mem::take(&mut *taken.lock().expect("no launch has panicked"))
     }
 
     /// The first finding of the checks on this thread since the last call.
@@ -279,7 +280,7 @@ impl Library {
                 let mut counts = Counts::default();
                 // SAFETY: the library is open, and stores as many numbers as there are.
                 unsafe { take(&raw mut counts) };
-                taken.borrow_mut().push(counts);
+                taken.lock().expect("no launch has panicked").push(counts);
             }
         }
     }
