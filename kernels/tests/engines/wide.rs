@@ -1,5 +1,5 @@
-//! Rows whose numbers do not fit the registers of 256 threads: larger blocks share them, and on GPUs
-//! that have clusters several blocks.
+//! Rows whose numbers do not fit the registers of 256 threads: larger blocks share them, and on
+//! GPUs that have clusters several blocks; and sums of few rows.
 
 use gantline_kernels::cpu::Cpu;
 use gantline_kernels::cuda::{Arch, Functions, Tile, functions_for};
@@ -141,5 +141,48 @@ fn wide_rows_are_shared_by_as_many_threads_as_keep_them() {
         let what = &functions.functions[0];
         assert!(furthest.share <= 1.0, "{what}: element {}", furthest.element);
         assert!(found.iter().all(|other| *other == found[0]), "{what}: order matters");
+    }
+}
+
+/// Sums of columns, or of all.
+fn sums(rows: usize, cols: usize, output: Output) -> Kernel {
+    let dtype = DType::F32;
+    let inputs = vec![RowInput { dtype, access: Access::full(rows, cols) }];
+    let instrs = vec![Instr::Load { input: 0 }];
+    Kernel::Rows(Rows { rows, cols, dtype, inputs, instrs, outputs: vec![output] })
+}
+
+/// Few rows leave no warp without columns, a block that has all rows needs no second function, and
+/// a sum of all of one long row is spread over the GPU.
+#[test]
+fn sums_of_few_rows_use_all_threads() {
+    let functions = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
+    let by = |kernel: &Kernel| match &functions(kernel).functions[0].tile {
+        Tile::RowReduction(tile) => tile.group,
+        other => panic!("{other}: it reduces rows"),
+    };
+    let all = sums(1, 1_000_000, Output::TotalSum { value: 0, accumulate: false });
+    assert_eq!(by(&all), 256);
+    assert!(functions(&all).functions[0].grid >= 108, "{}", functions(&all).functions[0]);
+    let cases: Vec<Case> = [1, 3, 7, 8, 24, 64, 65, 300]
+        .map(|rows| {
+            let output = Output::ColSum { value: 0, accumulate: rows % 2 == 1 };
+            let kernel = sums(rows, 300 + rows % 3, output);
+            assert_eq!(by(&kernel), if rows < 8 { 256 } else { 32 }, "{rows} rows");
+            assert_eq!(functions(&kernel).functions.len(), if rows <= 64 { 1 } else { 2 });
+            Case::new(&mut Random::new(rows as u64), kernel)
+        })
+        .into();
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let of = |case: &Case| (case.kernel.clone(), functions(&case.kernel));
+    let library = Library::new("few", cases.iter().map(of).collect()).expect("it compiles");
+    for (at, case) in cases.iter().enumerate() {
+        let want = run(&Cpu::new(1), &case.kernel, &case.inputs, &case.old);
+        let found = case.execute(&library, at, 5);
+        let furthest = share_of_tolerance(&case.kernel, library.functions(at), &want, &found);
+        assert!(furthest.share <= 1.0, "{}: element {}", case.kernel, furthest.element);
     }
 }

@@ -14,6 +14,8 @@ use ir::target::Arch;
 const WARP_COLS: usize = 1024;
 /// Blocks that sums are spread over. Chosen: four per multiprocessor of an H100.
 const BLOCKS: usize = 528;
+/// Fewest rows of a sum of all that are spread over the warps of a block.
+const WARP_ROWS: usize = 64;
 /// Rows that a warp adds up before there is a second partial sum, so that those of columns are an
 /// eighth of what is summed at most.
 const SUMMED_ROWS: usize = 8;
@@ -100,9 +102,10 @@ fn spread(rows: &Rows, arch: Option<Arch>) -> RowReduction {
         Output::ColSum { .. } => false,
         Output::TotalSum { value, .. } => !vectors[*value],
     };
-    let warp = Share { threads: THREADS, cluster: 1, kept: SHARES[0].kept };
     if sums(rows) && !reduces && !rows.outputs.iter().any(is_by_row) && columns * width <= SUMS {
-        let group = 32;
+        // So that each warp has some.
+        let fewest = if columns > 0 { THREADS as usize / 32 } else { WARP_ROWS };
+        let group = if rows.rows < fewest { THREADS as usize } else { 32 };
         let groups = THREADS as usize / group;
         let segment = match columns {
             0 => {
@@ -112,11 +115,11 @@ fn spread(rows: &Rows, arch: Option<Arch>) -> RowReduction {
             }
             _ => group * width,
         };
-        return spread_over(rows, vector, (group, segment), warp);
+        return spread_over(rows, vector, (group, segment), SHARES[0]);
     }
     let fits = columns * rows.cols.div_ceil(32 * width) * width <= SUMS;
     if rows.cols <= WARP_COLS && fits {
-        return spread_over(rows, vector, (32, rows.cols), warp);
+        return spread_over(rows, vector, (32, rows.cols), SHARES[0]);
     }
     let has_clusters = arch.is_some_and(Arch::has_clusters);
     let single = Vectorized::single(rows);
@@ -165,7 +168,7 @@ fn spread_over(
     // What the warps of a block have is added one after the other, which few rows do not pay.
     let most = if reduces && columns > 0 { BLOCKS / 2 } else { BLOCKS };
     let wanted = (most / segments / cluster as usize).max(1);
-    let at_once = if columns > 0 && !reduces && groups > 1 { SUMMED_ROWS } else { 1 };
+    let at_once = if columns > 0 && !reduces { SUMMED_ROWS } else { 1 };
     let of_each = rows.rows.div_ceil(groups);
     let chunk = if sums(rows) { of_each.div_ceil(wanted).max(at_once.min(of_each)) } else { 1 };
     let turns = segment.min(rows.cols).div_ceil(group * width);
