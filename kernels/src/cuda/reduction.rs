@@ -7,8 +7,8 @@
 //! one block has all rows. Rows of a block depend on the shape alone. A reduction over a row is one
 //! pass over it, which computes again what it depends on; what is loaded stays in registers from
 //! pass to pass where it fits, and so do exponentials and other functions that take many
-//! operations. A row whose numbers do not fit the registers of 256 threads has a larger block, or on
-//! GPUs with distributed shared memory a cluster of blocks, which exchange what they have reduced.
+//! operations. A row whose numbers do not fit the registers of 256 threads has a larger block, or
+//! on GPUs with distributed shared memory a cluster of blocks, which exchange what they reduce.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -223,6 +223,26 @@ fn random_experts(number: usize, types: &[DType]) -> [Case; 2] {
     })
 }
 
+/// Fused loops over rows of random shapes, and of rows that larger blocks and clusters share.
+fn loops_over_rows(count: usize) -> Vec<(Case, Arch)> {
+    let random = |number: usize| {
+        let shape = SHAPES[number % SHAPES.len()];
+        let mut random = Random::new(number as u64);
+        let rows = random_rows(&mut random, DType::F32, shape, true);
+        let (inputs, old) = buffers(&mut random, &rows);
+        (Case { kernel: Kernel::Rows(rows), scalars: Vec::new(), inputs, old }, Arch::Sm80)
+    };
+    let wide = [Arch::Sm80, Arch::Sm90a].into_iter().flat_map(|arch| {
+        let kernels = [
+            wide::softmax(DType::F64, [3, 12_296], true),
+            wide::softmax(DType::BF16, [1, 50_257], false),
+            wide::norm(DType::F64, [2, 12_301]),
+        ];
+        kernels.map(|kernel| (Case::new(&mut Random::new(3), kernel), arch))
+    });
+    (0..3 * count).map(random).chain(wide).collect()
+}
+
 /// Launches with the functions of their kernels.
 fn launches(count: usize) -> Vec<(Case, Functions)> {
     let mut all = Vec::new();
@@ -230,22 +250,7 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
         let functions = functions_for(&case.kernel, arch);
         all.push((case, functions));
     };
-    for number in 0..3 * count {
-        let shape = SHAPES[number % SHAPES.len()];
-        let mut random = Random::new(number as u64);
-        let rows = random_rows(&mut random, DType::F32, shape, true);
-        let (inputs, old) = buffers(&mut random, &rows);
-        add(Case { kernel: Kernel::Rows(rows), scalars: Vec::new(), inputs, old }, Arch::Sm80);
-    }
-    let double = DType::F64;
-    for arch in [Arch::Sm80, Arch::Sm90a] {
-        let wide = [
-            wide::softmax(double, [3, 12_296], true),
-            wide::softmax(DType::BF16, [1, 50_257], false),
-            wide::norm(double, [2, 12_301]),
-        ];
-        wide.into_iter().for_each(|of| add(Case::new(&mut Random::new(3), of), arch));
-    }
+    loops_over_rows(count).into_iter().for_each(|(case, arch)| add(case, arch));
     for test in [
         moves::copies_follow_their_strides,
         moves::rotary_embedding_rotates_and_its_inverse_undoes_it,

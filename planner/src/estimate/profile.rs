@@ -281,9 +281,9 @@ impl Profile {
         }
     }
 
-    /// The same on the devices of a cluster. Our own kernels multiply by the fastest instructions of
-    /// Ampere and Hopper; what is compiled for other architectures, or for an older one than the
-    /// device has, multiplies by `mma.sync`, attention too.
+    /// The same on the devices of a cluster. Our own kernels multiply by the fastest instructions
+    /// of Ampere and Hopper; what is compiled for other architectures, or for an older one than
+    /// the device has, multiplies by `mma.sync`, attention too.
     pub fn on(self, cluster: &Cluster) -> Profile {
         match devices::rates(cluster) {
             Ok(rates) => self.with_rates(cluster, &rates),

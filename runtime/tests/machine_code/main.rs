@@ -358,26 +358,20 @@ fn experts() -> Vec<Expected> {
     ]
 }
 
-/// The table of what is looked for.
-fn expectations() -> Vec<Expected> {
-    let by_warpgroups = |what, kernel| Expected {
-        has: &["HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"],
-        ..by_wgmma(what, kernel)
-    };
-    let stored_by_tma = |what, kernel| Expected {
-        has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG"],
-        ..by_wgmma(what, kernel)
-    };
-    let stored_by_quads =
-        |what, kernel| Expected { wide: &["LDGSTS", "STG"], ..by_mma(what, kernel) };
-    let stream = |what, kernel| Expected {
+/// A kernel that moves memory by 16 bytes a thread.
+fn stream(what: &'static str, kernel: Kernel) -> Expected {
+    Expected {
         what,
         archs: &[Arch::Sm80, Arch::Sm90a],
         kernel,
         has: &["LDG", "STG"],
         lacks: &[],
         wide: &["LDG", "STG"],
-    };
+    }
+}
+
+/// Kernels that move memory.
+fn streams() -> Vec<Expected> {
     let softmax = [
         Instr::Reduce { op: ReduceOp::Max, x: 2 },
         Instr::Binary { op: BinaryOp::Sub, a: 2, b: 3 },
@@ -386,25 +380,6 @@ fn expectations() -> Vec<Expected> {
         Instr::Binary { op: BinaryOp::Div, a: 5, b: 6 },
     ];
     let mut all = vec![
-        stored_by_quads("product by rows", product(256, false)),
-        stored_by_quads("product by columns", product(256, true)),
-        by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
-        by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
-        by_mma("product in slices", split()),
-        by_mma("product of few rows by rows", product(4, false)),
-        by_mma("product of few rows by columns", product(4, true)),
-        stored_by_tma("product by rows", product(256, false)),
-        stored_by_tma("product by columns", product(256, true)),
-        stored_by_tma("product in slices", split()),
-        Expected {
-            has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
-            ..by_wgmma("product of rows that start anywhere", copied_by_threads())
-        },
-        by_wgmma("product of few rows by rows", product(4, false)),
-        by_wgmma("product of few rows by columns", product(4, true)),
-        by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
-        by_warpgroups("attention of heads of 128", Kernel::Attention(attention(128))),
-        by_warpgroups("attention with a cap", Kernel::Attention(capped())),
         stream("sum of BF16", rows(DType::BF16, &[], 2)),
         stream("sum of F32", rows(DType::F32, &[], 2)),
         stream("softmax of BF16", rows(DType::BF16, &softmax, 7)),
@@ -434,6 +409,43 @@ fn expectations() -> Vec<Expected> {
             ..stream("transposition of BF16", transposition())
         },
     ]);
+    all
+}
+
+/// The table of what is looked for.
+fn expectations() -> Vec<Expected> {
+    let by_warpgroups = |what, kernel| Expected {
+        has: &["HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"],
+        ..by_wgmma(what, kernel)
+    };
+    let stored_by_tma = |what, kernel| Expected {
+        has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "USETMAXREG"],
+        ..by_wgmma(what, kernel)
+    };
+    let stored_by_quads =
+        |what, kernel| Expected { wide: &["LDGSTS", "STG"], ..by_mma(what, kernel) };
+    let mut all = vec![
+        stored_by_quads("product by rows", product(256, false)),
+        stored_by_quads("product by columns", product(256, true)),
+        by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
+        by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
+        by_mma("product in slices", split()),
+        by_mma("product of few rows by rows", product(4, false)),
+        by_mma("product of few rows by columns", product(4, true)),
+        stored_by_tma("product by rows", product(256, false)),
+        stored_by_tma("product by columns", product(256, true)),
+        stored_by_tma("product in slices", split()),
+        Expected {
+            has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
+            ..by_wgmma("product of rows that start anywhere", copied_by_threads())
+        },
+        by_wgmma("product of few rows by rows", product(4, false)),
+        by_wgmma("product of few rows by columns", product(4, true)),
+        by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
+        by_warpgroups("attention of heads of 128", Kernel::Attention(attention(128))),
+        by_warpgroups("attention with a cap", Kernel::Attention(capped())),
+    ];
+    all.extend(streams());
     all.extend(products_of_other_elements().into_iter().chain(convolutions()));
     all.extend(gradients());
     all.extend(experts());
