@@ -545,6 +545,9 @@ pub struct WhatIfRow {
     pub devices: u64,
     /// Bytes of a device for a job.
     pub have_bytes: f64,
+    /// What is to be known of products there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// The fastest plan.
     pub best: Option<PlanRow>,
     /// Device hours that it takes for 10⁹ tokens.

@@ -24,7 +24,7 @@ use planner::configuration::Configuration;
 use planner::elaborate::{mesh_of, sharing_of};
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
-use planner::estimate::rates::Arithmetic;
+use planner::estimate::rates::{Arithmetic, ProductKernels};
 use planner::estimate::workload::{Frozen, Workload};
 
 use planner::estimate::profile::{self, Profile, Stated};
@@ -215,7 +215,11 @@ impl Subject {
     /// What is asked about: a shape by its name, or a description that is a transformer. Warnings
     /// about it are said.
     pub fn new(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
-        Subject::of(asked, cluster, noted_model(asked)?)
+        let subject = Subject::of(asked, cluster, noted_model(asked)?)?;
+        if let Some(note) = subject.products_note() {
+            output::note(&note);
+        }
+        Ok(subject)
     }
 
     /// The subject on another cluster, without repeating the model's warnings.
@@ -348,6 +352,20 @@ impl Subject {
     /// How the program is assumed to execute.
     fn profile(&self) -> Profile {
         assumed(self.release().on(&self.cluster), arithmetic(self.dtype), &self.work)
+    }
+
+    /// What is to be said of products that are slower than the devices': those of our own kernels
+    /// on devices that none are written for.
+    pub fn products_note(&self) -> Option<String> {
+        let profile = self.profile();
+        let is_ours = profile.name == profile::GANTLINE.name && !self.stated.says("products");
+        (is_ours && profile.products == ProductKernels::MmaSync).then(|| {
+            format!(
+                "products on {} are by mma.sync here, and slower than the device's fastest: \
+                 `--for-tool TOOL` prices a tool's, `--assume products=fastest` the device's",
+                self.cluster.device.name
+            )
+        })
     }
 
     /// Refuses a configuration that the tool cannot express.

@@ -88,7 +88,10 @@ fn facts_of_inference_are_printed_everywhere() {
         assert_eq!(cache["value"], "f8 (2048 bytes a token and layer)");
         let page = scratch.answer(&format!("{line} {facts}"));
         assert!(page.contains("engine   gantline: this compiler"), "{line}: {page}");
-        assert!(page.contains("assumes  weights 2 B, attention flash-best,"), "{line}: {page}");
+        assert!(
+            page.contains("assumes  weights 2 B, products fastest, attention flash-best,"),
+            "{line}: {page}"
+        );
         let stated = "stated   kv-cache f8 (2048 bytes a token and layer), cuda-graphs yes,";
         assert!(page.contains(stated), "{line}: {page}");
     }
@@ -239,7 +242,19 @@ fn other_hardware_and_prices_are_answered() {
     let names: Vec<&str> = rows.iter().filter_map(|row| row["hardware"].as_str()).collect();
     assert_eq!(names, ["as it is", "nics=2", "device=b200", "all of these"]);
     let seconds: Vec<f64> = rows.iter().map(|row| number(&row["best"]["step_time_s"])).collect();
-    assert!(seconds[1] < seconds[0] && seconds[2] < seconds[0] && seconds[3] < seconds[2]);
+    // No kernels of this compiler are written for what makes a B200 fast, and the answer says so.
+    assert!(seconds[1] < seconds[0] && seconds[2] > seconds[0], "{seconds:?}");
+    let is_noted = |row: &Value| row["note"].as_str().is_some_and(|note| note.contains("mma.sync"));
+    assert_eq!(rows.iter().map(is_noted).collect::<Vec<_>>(), [false, false, true, true]);
+    let fastest = "--assume products=fastest,attention=flash-best";
+    let stated = scratch.json(&format!("explain {at} {fastest} --what-if device=b200 --json"));
+    let [before, after] = [0, 1].map(|row| number(&stated["rows"][row]["best"]["step_time_s"]));
+    assert!(before == seconds[0] && after < 0.7 * before, "{before}, {after}");
+    let note = scratch.run("plan llama-3-8b --cluster b200 --devices 8 --gbs 8 --seq 4096");
+    let [page, note] =
+        [note.stdout, note.stderr].map(|of| String::from_utf8_lossy(&of).into_owned());
+    assert!(page.contains("executor gantline: products by mma.sync, FlashAttention-2"), "{page}");
+    assert!(note.contains("`--for-tool TOOL` prices a tool's"), "{note}");
     let plan = scratch.json(&format!("plan {at} --json"));
     assert_eq!(rows[0]["best"]["step_time_s"], plan["step_time_s"]);
     let page = scratch.run(&format!("fit {at} --what-if memory=141GB"));

@@ -299,12 +299,15 @@ impl Profile {
         if !is_ours || !is_behind {
             return self;
         }
-        let attention = match self.attention {
-            AttentionKernel::FlashBest if !self.stated.says("attention") => AttentionKernel::Flash2,
-            stated => stated,
+        let is_best = self.attention == AttentionKernel::FlashBest;
+        let attention = match is_best && !self.stated.says("attention") {
+            true => AttentionKernel::Flash2,
+            false => self.attention,
         };
-        let stated = self.stated.says("products");
-        let products = if stated { self.products } else { ProductKernels::MmaSync };
+        let products = match self.stated.says("products") {
+            true => self.products,
+            false => ProductKernels::MmaSync,
+        };
         Profile { attention, products, ..self }
     }
 
@@ -317,8 +320,12 @@ impl Profile {
             Update::Elements => format!("{bytes}"),
             Update::Factored | Update::Orthogonal => format!("({bytes} + moments)"),
         };
+        let products = match self.products {
+            ProductKernels::Fastest => "",
+            ProductKernels::MmaSync => "products by mma.sync, ",
+        };
         format!(
-            "{name}: {}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a parameter in \
+            "{name}: {products}{}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a parameter in \
              weights, gradients and optimizer",
             self.attention.name()
         )

@@ -1,5 +1,7 @@
 //! `explain --what-if`: the best plan on a changed cluster, beside the one that there is.
 
+use std::collections::BTreeSet;
+
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Known};
 use planner::estimate::Estimate;
@@ -135,7 +137,9 @@ fn page(cases: &[Case]) -> String {
         };
         table.cells(cells.into_iter());
     }
-    format!("{}\n{}", first.subject.header(), table.text())
+    let notes = cases.iter().filter_map(|case| case.subject.products_note());
+    let notes: BTreeSet<String> = notes.map(|note| format!("\n{note}\n")).collect();
+    format!("{}\n{}{}", first.subject.header(), table.text(), String::from_iter(notes))
 }
 
 fn document(cases: &[Case]) -> documents::WhatIf {
@@ -144,6 +148,7 @@ fn document(cases: &[Case]) -> documents::WhatIf {
         cluster: case.subject.cluster.describe(),
         devices: case.subject.devices.into(),
         have_bytes: case.have_bytes,
+        note: case.subject.products_note(),
         best: case.best.as_ref().ok().map(|best| plan_row(&case.subject, best)),
         device_hours_per_billion_tokens: case.best.as_ref().ok().map(|best| {
             let steps = 1e9 / case.subject.tokens();
