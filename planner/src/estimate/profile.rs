@@ -325,8 +325,8 @@ impl Profile {
             ProductKernels::MmaSync => "products by mma.sync, ",
         };
         format!(
-            "{name}: {products}{}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a parameter in \
-             weights, gradients and optimizer",
+            "{name}: {products}{}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a \
+             parameter in weights, gradients and optimizer",
             self.attention.name()
         )
     }
