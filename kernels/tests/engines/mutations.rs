@@ -93,7 +93,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 add(call.arguments[1], format!("{} - 1", changed(1)));
                 add(call.arguments[1], format!("{} + 1", changed(1)));
             }
-            "store_in_cluster" => add(call.arguments[1], format!("({}) ^ 1", changed(1))),
+            "store_in_cluster" => add(call.arguments[1], format!("({}) / 2", changed(1))),
             "sync_warpgroup" => add(call.arguments[0], "1".to_owned()),
             _ => {}
         }
