@@ -545,7 +545,7 @@ pub struct WhatIfRow {
     pub devices: u64,
     /// Bytes of a device for a job.
     pub have_bytes: f64,
-    /// What is to be known of products there.
+    /// That products are slower than the device's fastest, where they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The fastest plan.

@@ -213,13 +213,18 @@ pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagno
 
 impl Subject {
     /// What is asked about: a shape by its name, or a description that is a transformer. Warnings
-    /// about it are said.
+    /// about it are printed, and where products of our own kernels are slow.
     pub fn new(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
-        let subject = Subject::of(asked, cluster, noted_model(asked)?)?;
+        let subject = Subject::with_warnings(asked, cluster)?;
         if let Some(note) = subject.products_note() {
             output::note(&note);
         }
         Ok(subject)
+    }
+
+    /// The same for an executor that the subject does not name: the model's warnings alone.
+    pub fn with_warnings(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
+        Subject::of(asked, cluster, noted_model(asked)?)
     }
 
     /// The subject on another cluster, without repeating the model's warnings.
@@ -354,18 +359,9 @@ impl Subject {
         assumed(self.release().on(&self.cluster), arithmetic(self.dtype), &self.work)
     }
 
-    /// What is to be said of products that are slower than the devices': those of our own kernels
-    /// on devices that none are written for.
+    /// As the function of this name.
     pub fn products_note(&self) -> Option<String> {
-        let profile = self.profile();
-        let is_ours = profile.name == profile::GANTLINE.name && !self.stated.says("products");
-        (is_ours && profile.products == ProductKernels::MmaSync).then(|| {
-            format!(
-                "products on {} are by mma.sync here, and slower than the device's fastest: \
-                 `--for-tool TOOL` prices a tool's, `--assume products=fastest` the device's",
-                self.cluster.device.name
-            )
-        })
+        products_note(&self.profile(), &self.cluster)
     }
 
     /// Refuses a configuration that the tool cannot express.
@@ -400,6 +396,19 @@ impl Subject {
         }
         text + &assumption_lines(work)
     }
+}
+
+/// A warning that our own kernels have no fast products on these devices; none of other executors,
+/// and where the user states what products are.
+pub fn products_note(profile: &Profile, cluster: &Cluster) -> Option<String> {
+    let is_ours = profile.name == profile::GANTLINE.name && !profile.stated.says("products");
+    (is_ours && profile.products == ProductKernels::MmaSync).then(|| {
+        format!(
+            "products on {} are by mma.sync here, and slower than the device's fastest: \
+             `--for-tool TOOL` prices a tool's, `--assume products=fastest` the device's",
+            cluster.device.name
+        )
+    })
 }
 
 /// A profile as it is assumed of a workload.

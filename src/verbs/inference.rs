@@ -25,7 +25,7 @@ use planner::estimate::workload::Item;
 use planner::limits::Decision;
 
 use self::page::print;
-use super::gpus::{Subject, arithmetic};
+use super::gpus::{Subject, arithmetic, products_note};
 use crate::argument::PathArg;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
@@ -326,7 +326,7 @@ impl<'a> Copies<'a> {
         self.row_of(copy, copies, self.wanted.sequences.map_or(AtOnce::Enough, AtOnce::Stated))
     }
 
-    /// The same with so many sequences.
+    /// The row of copies with a number of sequences.
     fn row_of(&self, copy: Replica, copies: u32, at_once: AtOnce) -> Row {
         let Copies { serving, wanted, .. } = self;
         let (lengths, piece, budget) = (self.lengths(), self.piece(), wanted.pass_tokens());
@@ -605,10 +605,15 @@ fn models(
     refuse_others(asked, &cluster)?;
     let asked = with_context(asked, served)?;
     let subject = match noted {
-        Noted::Now => Subject::new(&asked, cluster)?,
+        Noted::Now => Subject::with_warnings(&asked, cluster)?,
         Noted::Before => Subject::quiet(&asked, cluster)?,
     };
-    Models::new(subject, &served.requests)
+    let models = Models::new(subject, &served.requests)?;
+    let note = products_note(&models.engine, &models.subject.cluster);
+    if let (Noted::Now, Some(note)) = (noted, note) {
+        output::note(&note);
+    }
+    Ok(models)
 }
 
 /// When the model's warnings are printed.

@@ -232,6 +232,44 @@ fn adapters_are_swept() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("q_proj"));
 }
 
+/// Where products of our own kernels are slower than the device's fastest, a note names the device;
+/// none where another executor is priced, or the user states what products are.
+#[test]
+fn slow_products_are_noted() {
+    let scratch = Scratch::new("assume-products");
+    scratch.write(
+        "mixed.toml",
+        "name = \"mixed\"\n[[group]]\nextends = \"preset:h100\"\n\
+         [[group]]\nextends = \"preset:b200\"\n",
+    );
+    scratch.write(
+        "older.toml",
+        "name = \"older\"\nextends = \"preset:h100\"\n[device]\nisa = \"sm_80\"\n",
+    );
+    let noted = |line: &str| {
+        let found = scratch.run(&format!("plan llama-3-8b --gbs 16 --seq 4096 {line}"));
+        let [page, notes] =
+            [found.stdout, found.stderr].map(|of| String::from_utf8_lossy(&of).into_owned());
+        assert!(found.status.success(), "{line}: {notes}");
+        (page, notes.matches("mma.sync here").count())
+    };
+    let (page, notes) = noted("--cluster b200 --devices 8");
+    assert!(page.contains("executor gantline: products by mma.sync, FlashAttention-2"), "{page}");
+    assert_eq!(notes, 1);
+    assert_eq!(noted("--cluster older.toml --devices 8").1, 1);
+    assert_eq!(noted("--cluster mixed.toml").1, 1);
+    let served = "--cluster b200 --devices 8 --for inference";
+    assert_eq!(noted(served).1, 1);
+    for line in [
+        "--cluster h100 --devices 8",
+        "--cluster b200 --devices 8 --for-tool megatron",
+        "--cluster b200 --devices 8 --assume products=fastest",
+        &format!("{served} --engine tensorrt-llm"),
+    ] {
+        assert_eq!(noted(line).1, 0, "{line}");
+    }
+}
+
 /// Other hardware is laid beside that which there is; prices are printed in their currency.
 #[test]
 fn other_hardware_and_prices_are_answered() {
@@ -250,11 +288,6 @@ fn other_hardware_and_prices_are_answered() {
     let stated = scratch.json(&format!("explain {at} {fastest} --what-if device=b200 --json"));
     let [before, after] = [0, 1].map(|row| number(&stated["rows"][row]["best"]["step_time_s"]));
     assert!(before == seconds[0] && after < 0.7 * before, "{before}, {after}");
-    let note = scratch.run("plan llama-3-8b --cluster b200 --devices 8 --gbs 8 --seq 4096");
-    let [page, note] =
-        [note.stdout, note.stderr].map(|of| String::from_utf8_lossy(&of).into_owned());
-    assert!(page.contains("executor gantline: products by mma.sync, FlashAttention-2"), "{page}");
-    assert!(note.contains("`--for-tool TOOL` prices a tool's"), "{note}");
     let plan = scratch.json(&format!("plan {at} --json"));
     assert_eq!(rows[0]["best"]["step_time_s"], plan["step_time_s"]);
     let page = scratch.run(&format!("fit {at} --what-if memory=141GB"));

@@ -98,23 +98,8 @@ impl Tile {
 
     /// Blocks that have each other's shared memory.
     pub fn cluster(&self) -> u32 {
-        match self {
-            Tile::RowReduction(tile) => tile.cluster,
-            Tile::Elementwise(_)
-            | Tile::PartialSums(_)
-            | Tile::Product(_)
-            | Tile::Tensor(_)
-            | Tile::Warpgroup(_)
-            | Tile::SliceSum(_)
-            | Tile::Attention(_)
-            | Tile::Flash(_)
-            | Tile::FlashWarpgroup(_)
-            | Tile::FlashBackward(_)
-            | Tile::FlashWarpgroupBackward(_)
-            | Tile::Lines(_)
-            | Tile::Move(_)
-            | Tile::Routing(_) => 1,
-        }
+        let Tile::RowReduction(tile) = self else { return 1 };
+        tile.cluster
     }
 
     /// The number of the workspace whose sums blocks add to by turns, if they do, and its bytes.

@@ -21,14 +21,10 @@ pub struct Vectorized {
 impl Vectorized {
     /// The longest vectors that a program's buffers, which are aligned, can be accessed by.
     pub(super) fn of(rows: &Rows) -> Option<Vectorized> {
-        let is_loaded = |at: usize| {
-            let loads = |instr: &Instr| matches!(instr, Instr::Load { input } if *input == at);
-            rows.instrs.iter().any(loads)
-        };
         let vectors = rows.vectors();
         let inputs: Vec<Option<(&Access, usize)>> = (rows.inputs.iter().enumerate())
             .map(|(at, input)| {
-                is_loaded(at).then_some((&input.access, input.dtype.size() as usize))
+                is_loaded(rows, at).then_some((&input.access, input.dtype.size() as usize))
             })
             .collect();
         let store = |output: &'_ Output| match output {
@@ -62,17 +58,19 @@ impl Vectorized {
 
     /// Vectors of one element, of rows that start anywhere: those of bytes are left out.
     pub(super) fn single(rows: &Rows) -> Option<Vectorized> {
-        let is_loaded = |at: usize| {
-            let loads = |instr: &Instr| matches!(instr, Instr::Load { input } if *input == at);
-            rows.instrs.iter().any(loads)
-        };
         let is_single = |(at, input): (usize, &RowInput)| {
-            is_loaded(at) && input.access.col_stride == 1 && input.dtype.size() > 1
+            is_loaded(rows, at) && input.access.col_stride == 1 && input.dtype.size() > 1
         };
         let inputs: Vec<bool> = rows.inputs.iter().enumerate().map(is_single).collect();
         let outputs = vec![false; rows.outputs.len()];
         inputs.contains(&true).then_some(Vectorized { width: 1, inputs, outputs })
     }
+}
+
+/// Whether a program loads an input.
+fn is_loaded(rows: &Rows, at: usize) -> bool {
+    let loads = |instr: &Instr| matches!(instr, Instr::Load { input } if *input == at);
+    rows.instrs.iter().any(loads)
 }
 
 /// Whether all vectors of so many columns, counted from the first, are aligned.

@@ -282,8 +282,8 @@ impl Profile {
     }
 
     /// The same on the devices of a cluster. Our own kernels multiply by the fastest instructions
-    /// of Ampere and Hopper; what is compiled for other architectures, or for an older one than
-    /// the device has, multiplies by `mma.sync`, attention too.
+    /// of Ampere and Hopper; for other architectures, and for an older one than the device's that
+    /// a cluster file names, they multiply by `mma.sync`, attention too.
     pub fn on(self, cluster: &Cluster) -> Profile {
         match devices::rates(cluster) {
             Ok(rates) => self.with_rates(cluster, &rates),

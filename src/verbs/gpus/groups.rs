@@ -5,6 +5,7 @@ pub mod explain;
 pub mod given;
 pub mod page;
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use ir::{DType, Diagnostic};
@@ -20,7 +21,8 @@ use planner::search::request::EVALUATIONS_MAX;
 
 use self::page::{Row, document, page, rows, table};
 use super::{
-    arithmetic, assumed, assumption_lines, count, element_type, noted_model, samples_of, set_power,
+    arithmetic, assumed, assumption_lines, count, element_type, noted_model, products_note,
+    samples_of, set_power,
 };
 use crate::verbs::assume;
 use crate::verbs::flags::{Aim, PlanArgs, RequestFlags};
@@ -72,13 +74,18 @@ impl Mixed {
         cluster.groups.iter_mut().for_each(|group| set_power(group, &stated));
         let Described { work, tokens: seq, .. } = noted_model(asked)?;
         note_common_type(asked.dtype, &cluster);
+        let notes = cluster
+            .groups
+            .iter()
+            .filter_map(|group| products_note(&profile::GANTLINE.stating(stated).on(group), group));
+        notes.collect::<BTreeSet<String>>().iter().for_each(|note| output::note(note));
         Ok(Mixed {
             work,
             seq,
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: element_type(asked.dtype, &cluster)?,
             memory_bytes: asked.all_limits()?.memory_bytes(),
-            stated: asked.assumed.stated()?,
+            stated,
             cluster,
         })
     }

@@ -152,7 +152,7 @@ fn is_read_again(rows: &Rows) -> bool {
     (0..rows.instrs.len()).filter(is_loaded).any(|at| times(at) > 1)
 }
 
-/// The same, of which so many threads share a row, or a segment of it.
+/// How a program is spread whose rows, or their segments, each have `group` threads.
 fn spread_over(
     rows: &Rows,
     vector: Option<Vectorized>,
