@@ -6,6 +6,7 @@ use std::ops::Range;
 use ir::program::aligned;
 
 use super::parameter::{Buffer, Named, Parameter};
+use super::slices;
 use super::text::{Text, line, whole};
 use super::tile::Tile;
 use crate::offset::Offset;
@@ -18,6 +19,9 @@ pub struct Functions {
     pub functions: Vec<Function>,
     /// Bytes of each workspace that values are passed in from one function to the next.
     pub workspaces: Vec<u64>,
+    /// Counters that are zero when a function starts, and when it has ended: numbers of U32 in a
+    /// memory that nothing else writes.
+    pub tickets: u64,
 }
 
 impl Functions {
@@ -73,6 +77,16 @@ impl Function {
         passed.map(|named| named.offset.of(launch)).collect()
     }
 
+    /// What blocks write for each other, and its bytes, where barriers of blocks order them.
+    fn shared_between_blocks(&self) -> Option<(Buffer, u64)> {
+        if let Some((number, bytes)) = self.tile.shared_sums() {
+            return Some((Buffer::Workspace(number), bytes));
+        }
+        let Tile::Tensor(tile) = &self.tile else { return None };
+        let at = tile.workspace.filter(|_| tile.tickets.is_some())?;
+        Some((self.parameters[at].buffer, slices::bytes(&tile.product)))
+    }
+
     /// What the text passes: types and names.
     fn declared(&self) -> Vec<(String, String)> {
         let buffer = |parameter: &Parameter| {
@@ -122,7 +136,10 @@ impl Function {
                 line!(text, "KERNEL_OF_CLUSTERS({threads}, {blocks}) {name}({parameters}) {{");
             }
         }
-        // Whoever launches it may let it start while the launch before it ends.
+        // Whoever launches it may let it start while the launch before it ends: until that has, it
+        // accesses no memory, but for what it lets the GPU fetch early.
+        line!(text, "griddep_launch();");
+        self.tile.print_prefetch(&mut text);
         line!(text, "griddep_wait();");
         for Named { name, offset } in &self.offsets {
             if let Offset::Fixed(value) = offset {
@@ -158,20 +175,20 @@ impl Function {
             true => format!("shim::resident({}, seed)", self.grid),
             false => self.grid.to_string(),
         };
-        match (self.tile.shared_sums(), self.tile.cluster()) {
-            (Some((number, bytes)), _) => {
-                let is_it = |buffer: &Buffer| *buffer == Buffer::Workspace(number);
-                let at = self.passed().iter().position(is_it).expect("the workspace is passed");
-                line!(text, "shim::share(buffers[{at}], {bytes});");
-                line!(text, "shim::launch_turns({grid}, {threads}, seed, {call});");
+        let launched = format!("{grid}, {threads}");
+        let call = format!("seed, {call}");
+        match self.tile.cluster() {
+            1 if self.tile.passes() => {
+                if let Some((buffer, bytes)) = self.shared_between_blocks() {
+                    let at = self.passed().iter().position(|passed| *passed == buffer);
+                    let at = at.expect("the workspace is passed");
+                    line!(text, "shim::share(buffers[{at}], {bytes});");
+                }
+                let by = if self.tile.shared_sums().is_some() { "turns" } else { "tickets" };
+                line!(text, "shim::launch_{by}({launched}, {call});");
             }
-            (None, 1) => {
-                line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
-            }
-            (None, blocks) => {
-                let of = format!("{grid}, {threads}, {blocks}, seed");
-                line!(text, "shim::launch_clusters({of}, {call});");
-            }
+            1 => line!(text, "shim::launch({launched}, {synchronizes}, {call});"),
+            blocks => line!(text, "shim::launch_clusters({launched}, {blocks}, {call});"),
         }
         text.end();
         text.into_text()

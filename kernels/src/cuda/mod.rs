@@ -52,6 +52,7 @@ mod tensor;
 mod tensor_map;
 mod text;
 mod tile;
+mod tickets;
 mod tiling;
 mod transpose;
 mod turns;

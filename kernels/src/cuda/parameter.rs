@@ -49,6 +49,8 @@ pub enum Buffer {
     Output(usize),
     /// One of [`Functions::workspaces`](super::Functions::workspaces).
     Workspace(usize),
+    /// The counters of [`Functions::tickets`](super::Functions::tickets).
+    Tickets,
 }
 
 impl Parameter {
@@ -64,6 +66,7 @@ impl fmt::Display for Buffer {
             Buffer::Input(at) => write!(f, "in{at}"),
             Buffer::Output(at) => write!(f, "out{at}"),
             Buffer::Workspace(at) => write!(f, "workspace{at}"),
+            Buffer::Tickets => f.write_str("tickets"),
         }
     }
 }

@@ -2,18 +2,22 @@
 //!
 //! A kernel's [`Tiling`](crate::kernel::Tiling) says in how many slices: of several, each is summed
 //! by blocks of its own into a part of a workspace, the first one from the old value where the
-//! product accumulates, and a second function adds them to zero in ascending order. Within a slice
+//! product accumulates, and a second function, or of skinny products the block that comes last
+//! (`tickets`), adds them to zero in ascending order. Within a slice
 //! every 1024 points, or 128 where elements are bytes, are a run that accumulators sum, and runs
 //! are added to zero in ascending order. The bits of an element therefore depend on k, the tiling
 //! and the instructions alone, and not on m and n, however these are sharded.
 
 use std::fmt;
 
+use ir::DType;
+
 use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::scales::ScaleParameters;
 use super::text::{Text, element, line};
+use super::tickets::tickets;
 use crate::kernel::Product;
 
 /// Points of k of a run. Chosen: large block tiles add accumulators only every 16 steps or more.
@@ -42,9 +46,16 @@ pub(super) fn workspace(product: &Product) -> Option<usize> {
     (product.tiling.split > 1).then_some(3)
 }
 
-/// The scales of a product, which are behind its workspace.
+/// Bytes of the workspace that holds the slices of a product.
+pub(super) fn bytes(product: &Product) -> u64 {
+    let [batch, m, n, _] = product.sizes();
+    (product.tiling.split * batch * m * n) as u64 * DType::F32.size()
+}
+
+/// The scales of a product, which are behind its workspace and counters.
 pub(super) fn scales(product: &Product) -> Option<ScaleParameters> {
-    ScaleParameters::of(product, 3 + usize::from(workspace(product).is_some()))
+    let before = [workspace(product), tickets(product)];
+    ScaleParameters::of(product, 3 + before.iter().flatten().count())
 }
 
 /// Adds the slices of a product, each in a part of a workspace: one thread per element.

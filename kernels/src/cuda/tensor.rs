@@ -29,6 +29,7 @@
 //! 5. quads exchange pairs of columns, and store whole sectors (`quads`).
 //! 6. convolutions of BF16 and F16; loops of an operand that go on where others end are one.
 //! 7. sums of runs of bytes are multiplied by scales.
+//! 8. of skinny products the last block of a tile adds its slices (`tickets`).
 
 use std::fmt;
 
@@ -45,6 +46,7 @@ use super::scales::{ScaleParameters, with_run};
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::slices::{Stored, has_runs, print_block, run, scales, workspace};
 use super::text::{Text, element, line};
+use super::tickets::{Ticket, tickets};
 use super::tiling::SKINNY_ROWS;
 use crate::border::Border;
 use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
@@ -109,7 +111,9 @@ pub struct TensorTile {
     pub workspace: Option<usize>,
     /// The parameters that are scales.
     pub scales: Option<ScaleParameters>,
-    /// How sums are stored, there or to the result.
+    /// The parameter that is the counters of tiles, where the last block of one adds its slices.
+    pub tickets: Option<usize>,
+    /// How sums are stored to the result, or to the workspace where another function adds slices.
     pub store: QuadStore,
     /// Whether it is a product of the rows of experts.
     pub grouped: Option<Grouped>,
@@ -200,6 +204,11 @@ pub struct OperandCopy {
     pub k_major: bool,
     /// Elements of a vector: 8, 4 or 2 by `cp.async`, or 1.
     pub width: usize,
+}
+
+/// How slices of a result with so many columns are stored to the workspace.
+pub(super) fn slice_store(columns: usize) -> QuadStore {
+    QuadStore { dtype: DType::F32, width: if columns.is_multiple_of(2) { 2 } else { 1 } }
 }
 
 /// Whether a product runs on tensor cores, and what the elements of its operands are to them.
@@ -388,14 +397,12 @@ impl TensorTile {
             }
         });
         let shape = BlockShape::of(&product);
-        let workspace = workspace(&product);
+        let (workspace, tickets) = (workspace(&product), tickets(&product));
         let (tiles, columns) = (shape.warp_tile[1] / 8, product.sizes()[2]);
         let tiles = Grouped::columns(grouped, tiles);
-        let store = match workspace {
-            None => QuadStore::of(product.stored.c, tiles, alignment_of_rows(&loops)),
-            Some(_) => {
-                QuadStore::of(DType::F32, tiles, if columns.is_multiple_of(2) { 2 } else { 1 })
-            }
+        let store = match (workspace, tickets) {
+            (Some(_), None) => slice_store(columns),
+            _ => QuadStore::of(product.stored.c, tiles, alignment_of_rows(&loops)),
         };
         let scales = scales(&product);
         TensorTile {
@@ -406,6 +413,7 @@ impl TensorTile {
             elements,
             shape,
             workspace,
+            tickets,
             scales,
             store,
             grouped,
@@ -688,29 +696,67 @@ impl TensorTile {
         (parameters, sizes): (&[Parameter], [usize; 2]),
         text: &mut Text,
     ) {
+        if let Some(at) = self.workspace {
+            self.print_slice(loops, (&parameters[at].name(), sizes), text);
+            if self.tickets.is_none() {
+                return;
+            }
+            self.print_slices(loops, (&parameters[at].name(), sizes), text);
+        }
         let store = self.store;
+        self.open_sums(store, text);
+        Self::print_place(store, loops, sizes, text);
+        let added = [self.bias, self.addend];
+        let stored = Stored { product: &self.product, added, parameters, at: 2 };
+        match store.width {
+            1 => stored.print("acc[i][j][q]", "n", text),
+            width => stored.print_vector(width, sizes[1], text),
+        }
+        (0..3).for_each(|_| text.end());
+    }
+
+    /// Opens the loops over a thread's accumulators, with the vector `x` of those that are stored
+    /// together.
+    fn open_sums(&self, store: QuadStore, text: &mut Text) {
         self.open_registers(store, text);
         if store.width > 1 {
             let sums = |tile: &str| [0, 1].map(|e| format!("acc[i][j + {tile}][q + {e}]"));
             store.print_vector("x", sums, text);
         }
+    }
+
+    /// Prints the store of a slice to the workspace.
+    fn print_slice(&self, loops: &Loops, (to, sizes): (&str, [usize; 2]), text: &mut Text) {
+        let store = slice_store(sizes[1]);
+        self.open_sums(store, text);
         Self::print_place(store, loops, sizes, text);
-        let added = [self.bias, self.addend];
-        let stored = Stored { product: &self.product, added, parameters, at: 2 };
-        match (self.workspace, store.width) {
-            (None, 1) => stored.print("acc[i][j][q]", "n", text),
-            (None, width) => stored.print_vector(width, sizes[1], text),
-            (Some(at), width) => {
-                let ([batch, ..], [m, n]) = (self.product.sizes(), sizes);
-                let place = format!("((slice * {batch}ULL + batch) * {m} + m) * {n} + n");
-                let to = parameters[at].name();
-                match width {
-                    1 => line!(text, "{to}[{place}] = acc[i][j][q];"),
-                    _ => line!(text, "store_vector({to} + {place}, x);"),
-                }
-            }
+        let place = self.in_slice(sizes, &format!("(slice * {}ULL + batch)", self.batch()));
+        match store.width {
+            1 => line!(text, "{to}[{place}] = acc[i][j][q];"),
+            _ => line!(text, "store_vector({to} + {place}, x);"),
         }
         (0..3).for_each(|_| text.end());
+    }
+
+    /// Prints the sum of all slices of a tile by the block that stores the last one; others end.
+    fn print_slices(&self, loops: &Loops, (from, sizes): (&str, [usize; 2]), text: &mut Text) {
+        let ticket = Ticket { product: &self.product, tiles: self.tiles().iter().product() };
+        ticket.print(["sync_block()", "sync_block_or(", "threadIdx.x == 0"], text);
+        ticket.open_slices(text);
+        self.open_registers(QuadStore { dtype: DType::F32, width: 1 }, text);
+        Self::print_place(QuadStore { dtype: DType::F32, width: 1 }, loops, sizes, text);
+        ticket.print_add("acc[i][j][q]", [from, &self.in_slice(sizes, "batch")], text);
+        (0..4).for_each(|_| text.end());
+    }
+
+    /// Matrices of the result.
+    fn batch(&self) -> usize {
+        self.product.sizes()[0]
+    }
+
+    /// The place of an element in a slice, given that of its matrix.
+    fn in_slice(&self, [m, n]: [usize; 2], matrix: &str) -> String {
+        format!("({matrix} * {m} + m) * {n} + n")
     }
 }
 
@@ -812,7 +858,8 @@ impl fmt::Display for TensorTile {
             write!(f, ", runs by scales")?;
         }
         if self.workspace.is_some() {
-            write!(f, ", {} slices of k", self.product.tiling.split)?;
+            let by = if self.tickets.is_some() { " by tickets" } else { "" };
+            write!(f, ", {} slices of k{by}", self.product.tiling.split)?;
         }
         self.grouped.map_or(Ok(()), |grouped| grouped.fmt(f))?;
         write!(f, ", stored by {}", self.store.width)

@@ -102,6 +102,27 @@ impl Tile {
         tile.cluster
     }
 
+    /// Whether blocks pass each other numbers by counters in global memory: they take turns or
+    /// tickets.
+    pub(super) fn passes(&self) -> bool {
+        match self {
+            Tile::FlashBackward(_) | Tile::FlashWarpgroupBackward(_) => true,
+            Tile::Tensor(tile) => tile.tickets.is_some(),
+            Tile::Warpgroup(tile) => tile.tickets.is_some(),
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::Product(_)
+            | Tile::SliceSum(_)
+            | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
+            | Tile::Lines(_)
+            | Tile::Move(_)
+            | Tile::Routing(_) => false,
+        }
+    }
+
     /// The number of the workspace whose sums blocks add to by turns, if they do, and its bytes.
     pub fn shared_sums(&self) -> Option<(usize, u64)> {
         match self {
@@ -162,6 +183,13 @@ impl Tile {
             | Tile::Lines(_)
             | Tile::Move(_)
             | Tile::Routing(_) => 0,
+        }
+    }
+
+    /// Prints what is fetched before the launches before it have ended.
+    pub(super) fn print_prefetch(&self, text: &mut Text) {
+        if let Tile::Warpgroup(tile) = self {
+            tile.print_prefetch(text);
         }
     }
 

@@ -28,6 +28,8 @@
 //!    have fewer tiles than there are multiprocessors.
 //! 6. bytes.
 //! 7. sums of runs of bytes are multiplied by scales.
+//! 8. of skinny products the last block of a tile adds its slices (`tickets`), and weights are
+//!    fetched while the launch before ends.
 
 use std::fmt;
 
@@ -43,6 +45,7 @@ use super::slices::{Stored, has_runs, print_block, print_tile, run, scales, work
 use super::tensor::OperandCopy;
 use super::tensor_map::TensorMap;
 use super::text::{Text, element, line};
+use super::tickets::{Ticket, tickets};
 use super::tiling::SKINNY_ROWS;
 use crate::kernel::{Family, LoopAB, LoopABC, LoopAC, LoopBC, Product, Scales, StoredTypes};
 
@@ -114,6 +117,8 @@ pub struct WarpgroupTile {
     pub shape: WarpgroupShape,
     /// The workspace's parameter, where each slice of k is summed by a block of its own.
     pub workspace: Option<usize>,
+    /// The parameter that is the counters of tiles, where the last block of one adds its slices.
+    pub tickets: Option<usize>,
     /// The parameters that are scales.
     pub scales: Option<ScaleParameters>,
     /// How TMA stores the result; none where threads store it.
@@ -211,21 +216,24 @@ impl MappedOperand {
     ) {
         let TensorMap { name, .. } = &self.map;
         let operand = name.trim_end_matches("_map");
-        let coordinates: String = self
-            .batch
-            .iter()
-            .map(|at| format!(", (i32)({})", coordinate_of(batch, *at, "batch")))
-            .collect();
-        let k = format!("(i32)(first_k + step * {})", self.map.box_dims[0]);
         let boxes = if self.k_major && other.is_none() { 1 } else { extent / SIDE };
         for at in 0..boxes {
             let to = format!("{operand}_stage + {}", at * HALF);
             let name = other.filter(|_| at == 1).map_or(*name, |map| map.name);
             let first = if other.is_some() { 0 } else { at * SIDE };
-            let side = format!("(i32)(block_{side} + {first})");
-            let [first, second] = if self.k_major { [&k, &side] } else { [&side, &k] };
-            line!(text, "tma_load({to}, {name}, full + stage, {first}, {second}{coordinates});");
+            let coordinates = self.coordinates(&format!("block_{side} + {first}"), batch);
+            line!(text, "tma_load({to}, {name}, full + stage, {coordinates});");
         }
+    }
+
+    /// The coordinates of the box of a step, from a row or column on.
+    fn coordinates(&self, side: &str, batch: &[usize]) -> String {
+        let k = format!("(i32)(first_k + step * {})", self.map.box_dims[0]);
+        let side = format!("(i32)({side})");
+        let [first, second] = if self.k_major { [k, side] } else { [side, k] };
+        let of_batch = |at: &usize| format!(", (i32)({})", coordinate_of(batch, *at, "batch"));
+        let batch: String = self.batch.iter().map(of_batch).collect();
+        format!("{first}, {second}{batch}")
     }
 }
 
@@ -425,7 +433,7 @@ impl WarpgroupTile {
             false => (product.clone(), [0, 1], WarpgroupShape::WIDE),
         };
         let operands = StagedOperand::both(&product, parameters, shape);
-        let workspace = workspace(&product);
+        let (workspace, tickets) = (workspace(&product), tickets(&product));
         let result = match workspace {
             _ if is_transposed => None,
             Some(at) => MappedResult::of_slices(&product, at),
@@ -441,6 +449,7 @@ impl WarpgroupTile {
             operands,
             shape,
             workspace,
+            tickets,
             scales,
             result,
             grouped: None,
@@ -564,6 +573,31 @@ impl WarpgroupTile {
         self.print_consumer(&loops, parameters, text);
     }
 
+    /// Prints what a block fetches to the L2 cache before the launch before it has ended: the first
+    /// stages of its weights, of which a skinny product reads each element once. Where the launch
+    /// before writes them, what it writes passes the same cache.
+    pub(super) fn print_prefetch(&self, text: &mut Text) {
+        let StagedOperand::Mapped(weights) = &self.operands[0] else { return };
+        if !self.is_transposed {
+            return;
+        }
+        let batch: Vec<usize> = self.product.batch.iter().map(|l| l.size).collect();
+        line!(text, "if (threadIdx.x == 0) {{");
+        self.print_block(text);
+        line!(text, "NO_UNROLL");
+        let stages = self.shape.stages;
+        line!(text, "for (u32 step = 0; step < steps && step < {stages}; step += 1) {{");
+        let coordinates = weights.coordinates("block_m", &batch);
+        line!(text, "tma_prefetch({}, {coordinates});", weights.map.name);
+        (0..2).for_each(|_| text.end());
+    }
+
+    /// Prints the tile of a block, and its points of k.
+    fn print_block(&self, text: &mut Text) {
+        let p = &self.product;
+        print_block([p.sizes()[3], p.slice()], self.tiles(), self.tile(), self.workspace, text);
+    }
+
     /// Opens the loop over the tiles of a block, which counts the steps of all.
     fn open_tiles(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
@@ -584,7 +618,7 @@ impl WarpgroupTile {
             }
         } else {
             line!(text, "{{");
-            print_block([k, p.slice()], tiles, tile, self.workspace, text);
+            self.print_block(text);
         }
     }
 
@@ -927,21 +961,28 @@ impl WarpgroupTile {
         // The row and the column of the result, and how many there are.
         let [(row, rows), (column, columns)] =
             if self.is_transposed { [("n", n), ("m", m)] } else { [("m", m), ("n", n)] };
-        self.open_accumulators(loops, text);
-        match self.workspace {
-            None => {
-                let added = [self.bias, self.addend];
-                Stored { product, added, parameters, at: 2 }.print("acc[i]", column, text);
+        if let Some(at) = self.workspace {
+            let slices = parameters[at].name();
+            let place =
+                |matrix: &str| format!("({matrix} * {rows} + {row}) * {columns} + {column}");
+            self.open_accumulators(loops, text);
+            line!(text, "{slices}[{}] = acc[i];", place(&format!("(slice * {batch}ULL + batch)")));
+            text.end();
+            if self.tickets.is_none() {
+                return;
             }
-            Some(at) => {
-                let place = format!("(slice * {batch}ULL + batch) * {rows} + {row}");
-                line!(
-                    text,
-                    "{}[({place}) * {columns} + {column}] = acc[i];",
-                    parameters[at].name()
-                );
-            }
+            let ticket = Ticket { product, tiles: self.tiles().iter().product() };
+            let meet = ["sync_warpgroup(1)", "sync_warpgroup_or(1, "];
+            let thread = format!("threadIdx.x == {WARPGROUP}");
+            ticket.print([meet[0], meet[1], &thread], text);
+            ticket.open_slices(text);
+            self.open_accumulators(loops, text);
+            ticket.print_add("acc[i]", [&slices, &place("batch")], text);
+            (0..2).for_each(|_| text.end());
         }
+        self.open_accumulators(loops, text);
+        let added = [self.bias, self.addend];
+        Stored { product, added, parameters, at: 2 }.print("acc[i]", column, text);
         text.end();
     }
 }
@@ -964,7 +1005,10 @@ impl fmt::Display for WarpgroupTile {
         }
         self.grouped.map_or(Ok(()), |grouped| grouped.fmt(f))?;
         match self.workspace {
-            Some(_) => write!(f, ", {} slices of k", self.product.tiling.split),
+            Some(_) => {
+                let by = if self.tickets.is_some() { " by tickets" } else { "" };
+                write!(f, ", {} slices of k{by}", self.product.tiling.split)
+            }
             None => Ok(()),
         }
     }

@@ -68,6 +68,18 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 }
                 continue;
             }
+            "sync_block_or" | "sync_warpgroup_or" => {
+                let said = call.arguments.last().map_or("", |(from, to)| &text[*from..*to]);
+                add((call.start, call.end), format!("({said})"));
+                continue;
+            }
+            "take_ticket" => {
+                let counter = changed(0).split_once(" + ").map_or("", |(start, _)| start);
+                add(call.arguments[0], counter.to_owned());
+                add(call.arguments[1], format!("{} - 1", changed(1)));
+                add(call.arguments[1], format!("{} + 1", changed(1)));
+                continue;
+            }
             _ => add((call.start, call.end), String::new()),
         }
         match call.name {
@@ -130,8 +142,11 @@ struct Call {
 }
 
 /// The parts whose calls are changed.
-const PARTS: [&str; 29] = [
+const PARTS: [&str; 32] = [
     "sync_block",
+    "sync_block_or",
+    "sync_warpgroup_or",
+    "take_ticket",
     "sync_cluster",
     "store_in_cluster",
     "wait_for_turn",

@@ -244,6 +244,8 @@ impl Library {
         assert!(memory.is_none_or(|memory| memory.len() == bytes), "{kernel:?}: {bytes}");
         let start: *mut u8 = memory.map_or(own.as_mut_ptr().cast(), ViewMut::as_ptr);
         let workspaces = functions.workspace_ranges();
+        let mut tickets = vec![0_u32; functions.tickets as usize];
+        let of_tickets = (tickets.as_ptr().cast(), size_of_val(&tickets[..]));
         let name_buffers = |counters: &Counters| {
             let inputs = inputs.iter().map(|view| (view.as_ptr().cast(), view.len()));
             let outputs =
@@ -253,7 +255,7 @@ impl Library {
                 // SAFETY: the memory is as long as all workspaces.
                 (unsafe { start.add(from) }.cast_const().cast(), to - from)
             });
-            for (at, len) in inputs.chain(outputs).chain(passed) {
+            for (at, len) in inputs.chain(outputs).chain(passed).chain([of_tickets]) {
                 // SAFETY: the library is open, and keeps the address, which it does not read, until
                 // counts are taken.
                 unsafe { (counters.name)(at, len) };
@@ -268,6 +270,7 @@ impl Library {
                         // SAFETY: the memory is as long as all workspaces.
                         unsafe { start.add(workspaces[at].start as usize) }.cast()
                     }
+                    Buffer::Tickets => tickets.as_mut_ptr().cast(),
                 }
             };
             let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();

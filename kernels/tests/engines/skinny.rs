@@ -28,10 +28,18 @@ pub(crate) fn tiled(p: Product, arch: Arch) -> Product {
     Product { tiling: tiling(arch, [batch, m, n], k), ..p }
 }
 
-/// Whether blocks sum slices of k, and a second function adds them.
+/// Whether blocks sum slices of k: the last block of a tile adds those of a skinny product, and a
+/// second function those of a wide one.
 fn is_split(functions: &Functions) -> bool {
     let tiles: Vec<&Tile> = functions.functions.iter().map(|function| &function.tile).collect();
-    matches!(tiles[..], [.., Tile::SliceSum(_)])
+    let by_tickets = match tiles[..] {
+        [.., Tile::SliceSum(_)] => false,
+        [.., Tile::Tensor(tile)] => tile.tickets.is_some(),
+        [.., Tile::Warpgroup(tile)] => tile.tickets.is_some(),
+        _ => return false,
+    };
+    assert_eq!(by_tickets, functions.tickets > 0);
+    by_tickets || matches!(tiles[..], [.., Tile::SliceSum(_)])
 }
 
 /// A product of rows of activations by a weight that is stored by columns or by rows.
@@ -215,7 +223,7 @@ fn splits_fill_waves_of_few_block_tiles() {
 /// What can be wrong: the kernel, its function, what is replaced, which time, and by what.
 type Mistake = (usize, usize, &'static str, usize, &'static str);
 
-const MISTAKES_SM80: [Mistake; 20] = [
+const MISTAKES_SM80: [Mistake; 26] = [
     (0, 0, "sync_block();", 0, ""),
     (0, 0, "cp_async_wait<5>();", 0, "cp_async_wait<6>();"),
     (0, 0, "cp_async_commit();", 0, ""),
@@ -225,9 +233,15 @@ const MISTAKES_SM80: [Mistake; 20] = [
     (0, 0, "if (slice > 0) continue;", 0, ""),
     (0, 0, "if (slice > 0) continue;", 0, "if (slice != 1) continue;"),
     (0, 0, "(slice * 1ULL + batch)", 0, "(batch)"),
-    (0, 1, "slice < 3", 0, "slice < 2"),
-    (0, 1, "slice * 630ULL + i", 0, "slice * 629ULL + i"),
-    (0, 1, "m = i / 70", 0, "m = i / 71"),
+    (0, 0, "of < 3", 0, "of < 2"),
+    (0, 0, "of * 630ULL", 0, "of * 629ULL"),
+    (0, 0, "for (u32 of = 0; of < 3; of += 1)", 0, "for (u32 of = 3; of-- > 0;)"),
+    (0, 0, "sync_block();", 1, ""),
+    (0, 0, "sync_block_or(is_last)", 0, "is_last"),
+    (0, 0, "blockIdx.x % 3, 3)", 0, "blockIdx.x / 3, 3)"),
+    (0, 0, "blockIdx.x % 3, 3)", 0, "blockIdx.x % 3, 2)"),
+    (0, 0, "is_last = threadIdx.x == 0 && ", 0, "is_last = "),
+    (0, 0, "if (!sync_block_or(is_last)) return;", 0, ""),
     (1, 0, "% 32 == 0) {", 0, "% 64 == 0) {"),
     (1, 0, "total[i][j][q] = total[i][j][q] + acc[i][j][q];", 0, ""),
     (1, 0, "acc[i][j][q] = total[i][j][q] + acc[i][j][q];", 0, ""),
@@ -238,7 +252,7 @@ const MISTAKES_SM80: [Mistake; 20] = [
     (2, 1, "for (u32 slice = 0; slice < 3; slice += 1)", 0, "for (u32 slice = 3; slice-- > 0;)"),
 ];
 
-const MISTAKES_SM90A: [Mistake; 22] = [
+const MISTAKES_SM90A: [Mistake; 27] = [
     (0, 0, "sync_block();", 0, ""),
     (0, 0, "mbarrier_init(empty + stage, 4)", 0, "mbarrier_init(empty + stage, 5)"),
     (0, 0, "mbarrier_wait(empty + stage, (count / 8 + 1) % 2);", 0, ""),
@@ -256,7 +270,12 @@ const MISTAKES_SM90A: [Mistake; 22] = [
         0,
         "((slice * 1ULL + batch) * 9 + n) * 9 + m",
     ),
-    (0, 1, "slice < 3", 0, "slice < 2"),
+    (0, 0, "of < 3", 0, "of < 2"),
+    (0, 0, "sync_warpgroup(1);", 0, ""),
+    (0, 0, "sync_warpgroup_or(1, is_last)", 0, "is_last"),
+    (0, 0, "blockIdx.x % 2, 3)", 0, "blockIdx.x / 3, 3)"),
+    (0, 0, "blockIdx.x % 2, 3)", 0, "blockIdx.x % 2, 2)"),
+    (0, 0, "if (!sync_warpgroup_or(1, is_last)) return;", 0, ""),
     (1, 0, "step % 16 == 0", 0, "step % 32 == 0"),
     (1, 0, "total[i] = total[i] + acc[i];", 0, ""),
     (1, 0, "warpgroup_wait<0>(acc);", 0, ""),

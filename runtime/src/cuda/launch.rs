@@ -15,7 +15,7 @@ use kernels::Kernel;
 use kernels::cuda::{Buffer, Function, Functions, TensorMap};
 
 use super::context::{Context, Failure, failure};
-use super::memory::Piece;
+use super::memory::{Memory, Piece};
 
 /// Machine code on a GPU.
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub struct Launch {
     /// Which bytes of a launch's workspace are which.
     workspaces: Vec<Range<u64>>,
     workspace_bytes: usize,
+    /// Counters, which each launch leaves as zeros.
+    tickets: Memory,
     module: Arc<Module>,
 }
 
@@ -154,6 +156,9 @@ impl Launch {
             let blocks = u32::try_from(grid).unwrap_or(u32::MAX);
             Ok(Loaded { handle, function: function.clone(), blocks })
         };
+        let mut tickets =
+            Memory::new(context, functions.tickets as usize * DType::U32.size() as usize)?;
+        tickets.fill(0)?;
         Ok(Launch {
             inputs: kernel.inputs().iter().map(|of| of.bytes()).collect(),
             outputs: kernel.outputs().iter().map(|of| of.bytes()).collect(),
@@ -165,6 +170,7 @@ impl Launch {
                 .collect::<Result<_, _>>()?,
             workspaces: functions.workspace_ranges(),
             workspace_bytes: functions.workspace().0 as usize,
+            tickets,
             module: Arc::clone(module),
         })
     }
@@ -201,6 +207,7 @@ impl Launch {
                 let Range { start, end } = self.workspaces[at];
                 workspace.part(start as usize..end as usize).address()
             }
+            Buffer::Tickets => self.tickets.whole().address(),
         };
         for loaded in &self.functions {
             let function = &loaded.function;

@@ -14,7 +14,7 @@ use crate::cuda::loops::Loops;
 use crate::cuda::quads::QuadStore;
 use crate::cuda::shared::{Operand, SharedTile, lane_of_matrix};
 use crate::cuda::slices::{self, SliceSum};
-use crate::cuda::tensor::{ROWS, TensorTile, joined_loops};
+use crate::cuda::tensor::{ROWS, TensorTile, joined_loops, slice_store};
 
 /// Bytes of a unit, in memory and in shared memory.
 const UNIT: usize = 2;
@@ -196,7 +196,20 @@ pub(super) fn tensor(tile: &TensorTile) -> Option<Accesses> {
             return Some(all.plus(1, pair_results(tile, pair, spans.rows / tile_m)?));
         }
     }
-    Some(all.plus(1, epilogue(tile, &loops, slices.len(), &spans)?))
+    if tile.workspace.is_some() {
+        all = all.plus(1, epilogue(tile, &loops, &spans, Some(slices.len()))?);
+        if tile.tickets.is_none() {
+            return Some(all);
+        }
+        let blocks: usize = tile.tiles().iter().product::<usize>() * slices.len();
+        all = all.plus(blocks as u64, ticket());
+    }
+    Some(all.plus(1, epilogue(tile, &loops, &spans, None)?))
+}
+
+/// Accesses of the ticket that a block takes.
+pub(super) fn ticket() -> Accesses {
+    Accesses { sectors: [1; 2], turns: [0; 2] }
 }
 
 /// The stages of an operand, given rows or columns of the result and of a tile in shared memory.
@@ -282,6 +295,11 @@ pub(super) fn slices_of_k(
 /// How sums of a block are stored.
 struct Epilogue<'a> {
     tile: &'a TensorTile,
+    /// To the workspace, or to the result, and how.
+    is_slice: bool,
+    store: QuadStore,
+    /// Slices that are added before.
+    slices: Option<Site>,
     /// Of the result: along m and n.
     loops: [&'a [[usize; 2]]; 2],
     sizes: [usize; 2],
@@ -292,30 +310,48 @@ struct Epilogue<'a> {
     bytes: usize,
 }
 
-/// Accesses of the results of all blocks.
-fn epilogue(tile: &TensorTile, loops: &Loops, slices: usize, spans: &Spans) -> Option<Accesses> {
+/// Accesses of what all blocks store: of that many slices, or of the result.
+fn epilogue(
+    tile: &TensorTile,
+    loops: &Loops,
+    spans: &Spans,
+    slices: Option<usize>,
+) -> Option<Accesses> {
     let p = &tile.product;
     let (batches, [_, m, n, _], mut sites) = (spans.batches, p.sizes(), Sites::default());
-    let dtype = if tile.workspace.is_some() { ir::DType::F32 } else { p.stored.c };
-    let (bytes, of_c) = (dtype.size() as usize, p.stored.c.size() as usize);
-    let width = tile.store.width;
-    let old = tile.old_values(loops);
+    let is_slice = slices.is_some();
+    let store = if is_slice { slice_store(n) } else { tile.store };
+    let (bytes, of_c) = (store.dtype.size() as usize, p.stored.c.size() as usize);
+    let width = store.width;
+    let is_first = is_slice == tile.workspace.is_some();
+    let old = tile.old_values(loops).filter(|_| is_first);
     let old = old.map(|of: QuadStore| (sites.device(of.width * 4), sites.device(4), of.width));
-    let is_added = tile.workspace.is_none();
     let added = [(tile.bias, true), (tile.addend, false)].into_iter();
-    let added = added.filter(|(at, _)| at.is_some() && is_added);
+    let added = added.filter(|(at, _)| at.is_some() && !is_slice);
     let added = added
         .map(|(_, is_bias)| (is_bias, sites.device(width * of_c), sites.device(of_c)))
         .collect();
     let result = [sites.device(width * bytes), sites.device(bytes)];
+    let partial = (!is_first).then(|| sites.device(4));
     let along = [&loops.m[1][..], &loops.n[1]];
-    let of = Epilogue { tile, loops: along, sizes: [m, n], old, added, result, bytes };
+    let of = Epilogue {
+        tile,
+        is_slice,
+        store,
+        slices: partial,
+        loops: along,
+        sizes: [m, n],
+        old,
+        added,
+        result,
+        bytes,
+    };
     let mut blocks = Blocks::new();
     let [tile_m, tile_n, _] = tile.shape.tile;
-    for slice in 0..slices {
+    for slice in 0..slices.unwrap_or(1) {
         for batch in 0..batches {
             let batch_c = nested(&loops.batch[2], batch) as usize;
-            let from = if is_added { batch_c } else { (slice * batches + batch) * m * n };
+            let from = (slice * batches + batch) * m * n;
             for first_m in (0..spans.rows).step_by(tile_m) {
                 for first_n in (0..n).step_by(tile_n) {
                     let first = [first_m, first_n];
@@ -361,7 +397,8 @@ impl Epilogue<'_> {
                     let store = QuadStore { dtype: ir::DType::F32, width };
                     self.each(store, lane, first, |place| self.list_old(warp, lane, from, place));
                 }
-                self.each(self.tile.store, lane, first, |place| {
+                self.list_slices(warp, lane, from, first);
+                self.each(self.store, lane, first, |place| {
                     self.list_result(warp, lane, from, place);
                 });
             }
@@ -403,11 +440,25 @@ impl Epilogue<'_> {
         warp.access(site, lane, 4 * (batch_c + self.at(m, n)[0]) as u64);
     }
 
+    /// Lists the loads of all slices.
+    fn list_slices(&self, warp: &mut Warp, lane: usize, from: [usize; 3], first: [usize; 2]) {
+        let (Some(site), p) = (self.slices, &self.tile.product) else { return };
+        let [batch, m, n, _] = p.sizes();
+        let store = QuadStore { dtype: ir::DType::F32, width: 1 };
+        for slice in 0..p.tiling.split {
+            self.each(store, lane, first, |[row, column]| {
+                let [_, in_workspace] = self.at(row, column);
+                let place = slice * batch * m * n + from[1] + in_workspace;
+                warp.access(site, lane, 4 * place as u64);
+            });
+        }
+    }
+
     fn list_result(&self, warp: &mut Warp, lane: usize, from: [usize; 3], [m, n]: [usize; 2]) {
         let [of_result, in_workspace] = self.at(m, n);
         let of_c = self.tile.product.stored.c.size();
-        let width = self.tile.store.width;
-        let place = from[1] + if self.tile.workspace.is_some() { in_workspace } else { of_result };
+        let width = self.store.width;
+        let place = if self.is_slice { from[1] + in_workspace } else { from[2] + of_result };
         let is_whole = n + width <= self.sizes[1];
         let count = if is_whole { 1 } else { self.sizes[1] - n };
         let pick = |[whole, single]: [Site; 2]| if is_whole { whole } else { single };

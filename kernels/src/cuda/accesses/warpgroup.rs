@@ -7,7 +7,7 @@ use super::flash::count_box;
 use super::pairs::{PairResults, PairRow};
 use super::scales::{runs, scales};
 use super::spans::{Span, Spans, table_loads, warps};
-use super::tensor::slices_of_k;
+use super::tensor::{slices_of_k, ticket};
 use super::{Accesses, Blocks, LANES, OTHER, Sites, Warp, nested, relative};
 use crate::cuda::grouped::{Along, Pair};
 use crate::cuda::loops::Loops;
@@ -44,10 +44,19 @@ pub(super) fn warpgroup(tile: &WarpgroupTile) -> Option<Accesses> {
     let multiplying = warps(WARPGROUP * tile.shape.consumers);
     let scales = scales(p, [tile_m, tile_n], [tiles_m, tiles_n], (&runs, multiplying))?;
     let all = of(0)?.plus(1, of(1)?).plus(1, scales).plus(1, tables(tile));
-    Some(match pair {
-        None => all.plus(1, results(tile, &loops, slices.len(), &spans)?),
-        Some(pair) => all.plus(1, pair_results(tile, pair, spans.rows / tile_m)?),
-    })
+    if let Some(pair) = pair {
+        return Some(all.plus(1, pair_results(tile, pair, spans.rows / tile_m)?));
+    }
+    let mut all = all;
+    if tile.workspace.is_some() {
+        all = all.plus(1, results(tile, &loops, &spans, Some(slices.len()))?);
+        if tile.tickets.is_none() {
+            return Some(all);
+        }
+        let blocks: usize = tile.tiles().iter().product::<usize>() * slices.len();
+        all = all.plus(blocks as u64, ticket());
+    }
+    Some(all.plus(1, results(tile, &loops, &spans, None)?))
 }
 
 /// Loads of what says which rows experts have, by warps that copy and by those that multiply, for
@@ -215,18 +224,26 @@ pub(super) fn swizzled(row: usize, in_row: usize) -> u64 {
 /// How sums of a block are stored.
 struct Results<'a> {
     tile: &'a WarpgroupTile,
+    /// To the workspace, or to the result.
+    is_slice: bool,
     loops: &'a Loops,
     sizes: [usize; 2],
     bytes: usize,
 }
 
-/// Accesses of the results of all blocks, and of old values.
-fn results(tile: &WarpgroupTile, loops: &Loops, slices: usize, spans: &Spans) -> Option<Accesses> {
+/// Accesses of what all blocks store: of that many slices, or of the result; and of old values.
+fn results(
+    tile: &WarpgroupTile,
+    loops: &Loops,
+    spans: &Spans,
+    slices: Option<usize>,
+) -> Option<Accesses> {
     let ([_, m, n, _], [tile_m, tile_n, _]) = (tile.product.sizes(), tile.tile());
-    let bytes = if tile.workspace.is_some() { 4 } else { tile.product.stored.c.size() as usize };
-    let of = Results { tile, loops, sizes: [m, n], bytes };
+    let is_slice = slices.is_some();
+    let bytes = if is_slice { 4 } else { tile.product.stored.c.size() as usize };
+    let of = Results { tile, is_slice, loops, sizes: [m, n], bytes };
     let mut blocks = Blocks::new();
-    for slice in 0..slices {
+    for slice in 0..slices.unwrap_or(1) {
         for batch in 0..spans.batches {
             for first_m in (0..spans.rows).step_by(tile_m) {
                 for first_n in (0..n).step_by(tile_n) {
@@ -247,16 +264,18 @@ impl Results<'_> {
 
     /// The byte that a sum is stored at.
     fn at(&self, [slice, batch]: [usize; 2], [m, n]: [usize; 2]) -> u64 {
+        match self.is_slice {
+            true => self.in_workspace([slice, batch], [m, n]),
+            false => self.place(batch, [m, n]) * self.bytes as u64,
+        }
+    }
+
+    /// The byte of a sum in the workspace.
+    fn in_workspace(&self, [slice, batch]: [usize; 2], [m, n]: [usize; 2]) -> u64 {
         let [rows, columns] = self.sizes;
-        let place = match self.tile.workspace {
-            None => self.place(batch, [m, n]),
-            Some(_) => {
-                let first = (slice * self.tile.product.sizes()[0] + batch) * rows * columns;
-                let in_slice = if self.tile.is_transposed { n * rows + m } else { m * columns + n };
-                (first + in_slice) as u64
-            }
-        };
-        place * self.bytes as u64
+        let first = (slice * self.tile.product.sizes()[0] + batch) * rows * columns;
+        let in_slice = if self.tile.is_transposed { n * rows + m } else { m * columns + n };
+        4 * (first + in_slice) as u64
     }
 
     /// Counts a block tile of a slice and a batch, from a row and a column on.
@@ -296,7 +315,18 @@ impl Results<'_> {
         let of_c = p.stored.c.size() as usize;
         let [old, bias, addend] = [0; 3].map(|_| sites.device(of_c));
         let (store, pair) = (sites.device(self.bytes), sites.shared(2 * self.bytes));
-        let is_added = tile.workspace.is_none();
+        let partial = sites.device(4);
+        let is_first = self.is_slice == tile.workspace.is_some();
+        let slices = if is_first { 0 } else { p.tiling.split };
+        for (lane, of) in (0..LANES).flat_map(|lane| (0..slices).map(move |of| (lane, of))) {
+            for i in 0..tile.shape.columns / 2 {
+                let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+                let (m, n) = (first_m + row, first_n + column);
+                if m < self.sizes[0] && n < self.sizes[1] {
+                    warp.access(partial, lane, self.in_workspace([of, batch], [m, n]));
+                }
+            }
+        }
         for lane in 0..LANES {
             for i in 0..tile.shape.columns / 2 {
                 let (row, column) = (lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
@@ -311,14 +341,14 @@ impl Results<'_> {
                     continue;
                 }
                 let place = self.place(batch, [m, n]) * of_c as u64;
-                if p.accumulate && slice == 0 {
+                if p.accumulate && slice == 0 && is_first {
                     warp.access(old, lane, place);
                 }
-                if tile.bias.is_some() && is_added {
+                if tile.bias.is_some() && !self.is_slice {
                     let at = if tile.is_transposed { m } else { n };
                     warp.access(bias, lane, (at * of_c) as u64);
                 }
-                if tile.addend.is_some() && is_added {
+                if tile.addend.is_some() && !self.is_slice {
                     warp.access(addend, lane, place);
                 }
                 if tile.result.is_none() {

@@ -13,6 +13,7 @@ use crate::cuda::scales::ScaleParameters;
 use crate::cuda::shared::Operand;
 use crate::cuda::slices::{self, SliceSum};
 use crate::cuda::tensor::{self, Elements, TensorTile};
+use crate::cuda::tickets::{COUNTERS, tickets};
 use crate::cuda::tile::Tile;
 use crate::cuda::warpgroup::WarpgroupTile;
 use crate::kernel::{Product, Products, Source};
@@ -34,6 +35,11 @@ pub(super) fn function(
         false => (product.clone(), [a, b]),
     };
     let product = &product;
+    let slices = arch.filter(|arch| tensor::fits(product, *arch).is_some());
+    let is_split = slices.and_then(|_| slices::workspace(product)).is_some();
+    let by_tickets = is_split && tickets(product).is_some();
+    let workspace =
+        Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
     let with_others = |mut parameters: Vec<Parameter>| {
         let added = others.map(|parameter| {
             parameter.map(|parameter| {
@@ -43,8 +49,13 @@ pub(super) fn function(
         });
         (parameters, added)
     };
-    let (mut parameters, added) = with_others([&[a, b, c], scales].concat());
-    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
+    let mut own = vec![a, b, c];
+    own.extend(is_split.then_some(workspace));
+    own.extend(by_tickets.then_some(COUNTERS));
+    own.extend(scales);
+    let own_count = own.len();
+    let (mut parameters, added) = with_others(own);
+    let BlockTiles { tile, tiles, threads } = BlockTiles::of(product, added, arch);
     let mut product = product.clone();
     if let Tile::Tensor(tile) = &tile {
         // As tensor cores compute it, an image may be the first operand.
@@ -66,15 +77,14 @@ pub(super) fn function(
         all.functions.push(function);
         return;
     }
-    let [batch, m, n, _] = product.sizes();
-    let workspace =
-        Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
-    let split = product.tiling.split;
-    all.workspaces.push((split * batch * m * n) as u64 * DType::F32.size());
-    function.parameters.truncate(3);
-    function.parameters.push(workspace);
-    function.parameters.extend(scales);
-    function.grid *= split as u64;
+    all.workspaces.push(slices::bytes(&product));
+    function.grid *= product.tiling.split as u64;
+    if by_tickets {
+        all.tickets = all.tickets.max(tiles);
+        all.functions.push(function);
+        return;
+    }
+    function.parameters.truncate(own_count);
     let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
     let sum = SliceSum { product, bias, addend };
     all.functions.extend([function, slice_sum(sum, what, parameters)]);
@@ -105,8 +115,6 @@ pub(super) struct BlockTiles {
     /// Along batch, m and n.
     pub(super) tiles: [usize; 3],
     pub(super) threads: u32,
-    /// Whether each slice of k is summed by a block of its own.
-    is_split: bool,
 }
 
 impl BlockTiles {
@@ -119,22 +127,16 @@ impl BlockTiles {
             let tile =
                 ProductTile { product: product.clone(), bias, addend, scales, grouped: None };
             let tiles = tile.tiles();
-            return BlockTiles {
-                tile: Tile::Product(tile),
-                tiles,
-                threads: THREADS,
-                is_split: false,
-            };
+            return BlockTiles { tile: Tile::Product(tile), tiles, threads: THREADS };
         };
         if arch == Arch::Sm90a && on_warpgroups(product, elements) {
             let tile = WarpgroupTile::of(product, added);
             let (tiles, threads) = (tile.tiles(), tile.threads());
-            let is_split = tile.workspace.is_some();
-            return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };
+            return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads };
         }
         let tile = TensorTile::of(product, elements, added, None);
-        let (tiles, threads, is_split) = (tile.tiles(), tile.threads(), tile.workspace.is_some());
-        BlockTiles { tile: Tile::Tensor(tile), tiles, threads, is_split }
+        let (tiles, threads) = (tile.tiles(), tile.threads());
+        BlockTiles { tile: Tile::Tensor(tile), tiles, threads }
     }
 }
 
@@ -153,7 +155,6 @@ impl BlockTiles {
                     tiles: tile.tiles(),
                     threads: tile.threads(),
                     tile: Tile::Warpgroup(tile),
-                    is_split: false,
                 };
             }
             let tile = TensorTile::of(product, elements, [None; 2], Some(grouped));
@@ -161,7 +162,6 @@ impl BlockTiles {
                 tiles: tile.tiles(),
                 threads: tile.threads(),
                 tile: Tile::Tensor(tile),
-                is_split: false,
             };
         }
         let tile = ProductTile {
@@ -172,7 +172,7 @@ impl BlockTiles {
             grouped: Some(grouped),
         };
         let tiles = tile.tiles();
-        BlockTiles { tile: Tile::Product(tile), tiles, threads: THREADS, is_split: false }
+        BlockTiles { tile: Tile::Product(tile), tiles, threads: THREADS }
     }
 
     /// Runs of columns whose parts of the gradients of gates are stored.

@@ -58,6 +58,12 @@ PART float normal_reciprocal(float x) {
 // A number of which the compiler knows nothing.
 PART unsigned int opaque(unsigned int x) { asm volatile("" : "+r"(x)); return x; }
 
+// Lets the launch after it start: its blocks, as soon as there is room beside those of this one.
+PART void griddep_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 // Waits until the launches before it have ended, and what they wrote is seen: where it is launched
 // before they have.
 PART void griddep_wait() {
@@ -66,6 +72,8 @@ PART void griddep_wait() {
 #endif
 }
 PART void sync_block() { __syncthreads(); }
+// The same, and whether a thread of the block says so.
+PART bool sync_block_or(bool says) { return __syncthreads_or(says); }
 PART void sync_warp() { __syncwarp(); }
 // Waits until a counter in global memory is the number of a turn: what was written before the turn
 // before that ended is visible to the thread, and to others after a barrier.
@@ -81,6 +89,15 @@ PART void wait_for_turn(const unsigned int* counter, unsigned int turn) {
 PART void end_turn(unsigned int* counter, unsigned int next) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
                "r"(next) : "memory");
+}
+// Takes a ticket of some that a counter in global memory counts, and whether it is the last one, which
+// begins anew. What threads wrote before the last barrier is visible to who takes a later ticket,
+// and to others after a barrier.
+PART bool take_ticket(unsigned int* counter, unsigned int tickets) {
+  unsigned int before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before)
+               : "l"(__cvta_generic_to_global(counter)), "r"(tickets - 1) : "memory");
+  return before == tickets - 1;
 }
 // What blocks of a cluster do: there are clusters from sm_90 on.
 #if __CUDA_ARCH__ >= 900
@@ -309,6 +326,31 @@ PART void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::
 // Waits for the other threads of a warpgroup, which has a barrier of its own: from 1 on.
 PART void sync_warpgroup(unsigned int barrier) {
   asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+}
+// The same, and whether one of them says so.
+PART bool sync_warpgroup_or(unsigned int barrier, bool says) {
+  unsigned int any;
+  asm volatile("{\n.reg .pred says, any;\nsetp.ne.u32 says, %2, 0;\n"
+               "barrier.cta.red.or.pred any, %1, 128, says;\nselp.u32 %0, 1, 0, any;\n}"
+               : "=r"(any) : "r"(barrier), "r"((unsigned int)says) : "memory");
+  return any;
+}
+// Fetches a box to the L2 cache, but for what is out of bounds.
+PART void tma_prefetch(const TensorMap& map, int x0, int x1) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+               ::"l"(&map), "r"(x0), "r"(x1) : "memory");
+}
+PART void tma_prefetch(const TensorMap& map, int x0, int x1, int x2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];"
+               ::"l"(&map), "r"(x0), "r"(x1), "r"(x2) : "memory");
+}
+PART void tma_prefetch(const TensorMap& map, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
+               ::"l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3) : "memory");
+}
+PART void tma_prefetch(const TensorMap& map, int x0, int x1, int x2, int x3, int x4) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];"
+               ::"l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
 }
 // Stores a box, but for what is out of bounds.
 PART void tma_store(const TensorMap& map, const void* from, int x0, int x1) {

@@ -15,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 #include <sys/mman.h>
@@ -91,8 +92,8 @@ struct Fiber {
   u_int64_t group;
   // Barriers that it has passed: of the block, and of the warp.
   unsigned int blocks, warps;
-  // How often it has met the other blocks of its cluster.
-  unsigned int clusters;
+  // How often it has met the other blocks of its cluster, and told others whether something is so.
+  unsigned int clusters, votes;
   // How often it has met others: at those, at barriers in memory, and by instructions of a warpgroup.
   u_int64_t meetings;
   // What it has written to shared memory since it fenced that from TMA, as first and last bytes.
@@ -195,6 +196,9 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   // Barriers that have a number.
   std::map<unsigned int, Barrier> named;
+  // Whether a thread has said so, at each of the meetings at a barrier of a number: zero is that of
+  // the block.
+  std::map<unsigned int, std::deque<bool>> votes;
   std::map<const void*, Mbarrier> mbarriers;
   // Copies that are under way: they end when no thread can go on, in any order.
   std::deque<TmaLoad> copies;
@@ -223,6 +227,8 @@ inline thread_local Block block;
 inline thread_local Block* running = nullptr;
 // What each thread runs.
 inline thread_local std::function<void()> body;
+// Counters that blocks of a launch have taken tickets of.
+inline thread_local std::set<const unsigned int*> ticketed;
 // How many blocks there may be at a time.
 inline thread_local u_int64_t residents = 1;
 // Blocks of a cluster, and the clusters that have begun.
@@ -585,13 +591,29 @@ template <class F> void launch(u_int64_t blocks, unsigned int threads, bool sync
   }
 }
 
-// The same, where blocks take turns: of the blocks some are there at a time.
-template <class F> void launch_turns(u_int64_t blocks, unsigned int threads, u_int64_t seed, F f) {
-  residents = resident(blocks, seed);
+// The same, of whose blocks some are there at a time.
+template <class F>
+void launch_together(u_int64_t blocks, u_int64_t at_once, unsigned int threads, u_int64_t seed, F f) {
+  residents = at_once;
   begin_turns(blocks, threads);
   launch(blocks, threads, true, seed, f);
   unshare();
   residents = 1;
+  // The next launch finds them as this one has.
+  for (const unsigned int* counter : ticketed) {
+    if (*counter) find("of a counter %u tickets are left", *counter);
+  }
+  ticketed.clear();
+}
+
+// The same, where blocks take turns: of the blocks some are there at a time.
+template <class F> void launch_turns(u_int64_t blocks, unsigned int threads, u_int64_t seed, F f) {
+  launch_together(blocks, resident(blocks, seed), threads, seed, f);
+}
+
+// The same of tickets, which are taken by blocks that are far apart.
+template <class F> void launch_tickets(u_int64_t blocks, unsigned int threads, u_int64_t seed, F f) {
+  launch_together(blocks, std::min<u_int64_t>(blocks, 1 + seed % 2 * 15), threads, seed, f);
 }
 
 // The same of clusters: all blocks of one are there at a time.
@@ -621,6 +643,7 @@ extern "C" const char* shim_report() {
 #define gridDim shim::grid_size
 
 // Launches follow each other.
+inline void griddep_launch() {}
 inline void griddep_wait() {}
 inline void sync_block() {
   shim::pause_at_times();
@@ -628,6 +651,18 @@ inline void sync_block() {
   shim::block.current->blocks += 1;
   shim::block.current->meetings += 1;
 }
+namespace shim {
+// Meets other threads, and learns whether one of them says so.
+template <class F> bool meet_and_vote(unsigned int barrier, bool says, F meet) {
+  size_t at = block.current->votes++;
+  std::deque<bool>& votes = block.votes[barrier];
+  if (votes.size() <= at) votes.resize(at + 1);
+  if (says) votes[at] = true;
+  meet();
+  return block.votes[barrier][at];
+}
+}  // namespace shim
+inline bool sync_block_or(bool says) { return shim::meet_and_vote(0, says, sync_block); }
 namespace shim {
 inline void sync_lanes(const char* place) {
   size_t warp = lane() / 32, all = block.fibers.size();
@@ -648,6 +683,22 @@ inline void wait_for_turn(const unsigned int* counter, unsigned int turn) {
   shim::wait_for(counter, turn);
   shim::acquire(counter);
   shim::block.current->has_waited = true;
+}
+inline bool take_ticket(unsigned int* counter, unsigned int tickets) {
+  static const char instruction = 0;
+  shim::count_access(counter, sizeof *counter, &instruction, false);
+  shim::acquire(counter);
+  shim::release(counter);
+  bool is_last;
+  {
+    shim::Uncounted here;
+    shim::ticketed.insert(counter);
+    is_last = *counter == tickets - 1;
+    *counter = *counter >= tickets - 1 ? 0 : *counter + 1;
+  }
+  // Blocks of later tickets go on before this one has learnt more.
+  if (shim::residents > 1 && shim::draw() % 2) shim::pause();
+  return is_last;
 }
 inline void end_turn(unsigned int* counter, unsigned int next) {
   if (shim::block.current->has_stored) shim::find("thread %u ends a turn before a fence", threadIdx.x);
@@ -1320,6 +1371,10 @@ template <class... C> void tma_load(void* to, const TensorMap& map, unsigned lon
   int coordinates[] = {at...};
   shim::load_box(to, map, barrier, coordinates, sizeof...(at));
 }
+// What is fetched early is the same.
+template <class... C> void tma_prefetch(const TensorMap& map, C...) {
+  if ((size_t)map.count != sizeof...(C)) shim::find("a box has %zu coordinates", sizeof...(C));
+}
 template <class T, int N> void store_shared(void* to, const Vector<T, N>& x) {
   size_t at = (unsigned char*)to - shim::block.dynamic;
   shim::need_aligned<Vector<T, N>>(to);
@@ -1339,6 +1394,9 @@ inline void sync_warpgroup(unsigned int barrier) {
   shim::interleave();
   shim::barrier_wait(shim::block.named[barrier], 128, "sync_warpgroup");
   shim::block.current->meetings += 1;
+}
+inline bool sync_warpgroup_or(unsigned int barrier, bool says) {
+  return shim::meet_and_vote(barrier, says, [=] { sync_warpgroup(barrier); });
 }
 template <class... C> void tma_store(const TensorMap& map, const void* from, C... at) {
   int coordinates[] = {at...};
