@@ -34,7 +34,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,7 @@ pub use follower::{Prepare, Prepared, Share, follow};
 use leader::{Command, Followers};
 use memory::Memory;
 use rank::Runner;
+use shards::ShardTable;
 pub use shards::{Part, Shard, Values};
 
 /// The programs of all classes of ranks.
@@ -410,6 +411,8 @@ pub struct Session {
     /// Of the ranks of this process.
     seats: Vec<Arc<Mutex<Seat>>>,
     threads: Vec<JoinHandle<()>>,
+    /// Found out when it is first asked for.
+    shards: OnceLock<ShardTable>,
 }
 
 impl Session {
@@ -498,7 +501,8 @@ impl Session {
         let awaited = if here.start == 0 { 0..size } else { here.clone() };
         let control = Arc::new(Control::new(size, awaited, options.deadline, samples));
         let (seats, threads) = (Vec::new(), Vec::with_capacity(here.len()));
-        Session { classes, control, here, followers: None, seats, threads }
+        let shards = OnceLock::new();
+        Session { classes, control, here, followers: None, seats, threads, shards }
     }
 
     /// Reserves the memory of the ranks of this process and starts their threads; what tells each
@@ -673,10 +677,10 @@ impl Session {
     ///
     /// **Errors.** A process with ranks is lost.
     pub fn weight_not_finite(&self) -> Result<Option<NotFinite>, Error> {
-        let kept = self.shards().into_iter().filter(|shard| shard.part != Part::Grad);
-        let kept: Vec<Shard> = kept.collect();
+        let kept = self.shards().iter().filter(|shard| shard.part != Part::Grad);
+        let kept: Vec<&Shard> = kept.collect();
         for of_rank in kept.chunk_by(|a, b| a.rank == b.rank) {
-            let range = |shard: &Shard| (shard.buffer, shard.range(), shard.dtype);
+            let range = |shard: &&Shard| (shard.buffer, shard.range(), shard.dtype);
             let ranges: Vec<_> = of_rank.iter().map(range).collect();
             let first = self.lend(of_rank[0].rank, |lent| lent.first_not_finite(&ranges))?;
             let Some(shard) = first.and_then(|first| of_rank.get(first)) else { continue };

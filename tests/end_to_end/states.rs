@@ -172,7 +172,7 @@ fn updates_of_codes_are_those_of_the_numbers_that_they_stand_for() {
         for (name, dims) in session.weights() {
             let elements = dims.iter().product::<usize>() as u64;
             let of_state = |part: &Part| matches!(part, Part::State(_) | Part::Scale(_));
-            let shards = session.shards().into_iter();
+            let shards = session.shards().iter();
             let own = shards.filter(|s| s.name == name && s.is_first && of_state(&s.part));
             let bytes: u64 = own.map(|shard| shard.bytes() as u64).sum();
             let each = if has_codes(&dims) { elements + elements / 64 } else { 4 * elements };

@@ -1,6 +1,6 @@
 //! Weights, gradients and optimizer states between the host and the ranks that hold their shards.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use ir::DType;
@@ -11,7 +11,7 @@ use ir::program::{
 use crate::block;
 use crate::convert::{Stored, convert};
 
-use super::Session;
+use super::{Classes, Session};
 
 /// Which of the tensors that belong to a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,50 +87,21 @@ impl Values {
 impl Session {
     /// All shards of weights, gradients and states, by rank and then in the order of the program's
     /// buffers.
-    pub fn shards(&self) -> Vec<Shard> {
-        self.shards_where(|_, _| true)
+    pub fn shards(&self) -> &[Shard] {
+        &self.shard_table().all
     }
 
-    fn shards_where(&self, is_wanted: impl Fn(&str, Part) -> bool) -> Vec<Shard> {
-        let mesh = self.classes.mesh;
-        let mut seen = HashSet::new();
-        let mut shards: Vec<Shard> = Vec::new();
-        for rank in 0..mesh.ranks() {
-            let program = self.classes.program_of(rank);
-            let data = mesh.data_index(rank);
-            for (index, buffer) in program.buffers.iter().enumerate() {
-                for Held { weight, part, block, first } in held(program, buffer, data) {
-                    if !is_wanted(&weight.name, part) {
-                        continue;
-                    }
-                    let is_first = weight.owned && seen.insert((&weight.name, part, block.clone()));
-                    let dims = match part {
-                        Part::Scale(_) => scale_dims(&weight.global),
-                        Part::Weight | Part::Rounded | Part::Grad | Part::State(_) => None,
-                    };
-                    shards.push(Shard {
-                        rank,
-                        name: weight.name.clone(),
-                        part,
-                        dims: dims.unwrap_or_else(|| weight.global.clone()),
-                        block,
-                        dtype: buffer.dtype,
-                        buffer: BufferId(index as u32),
-                        first,
-                        is_first,
-                    });
-                }
-            }
-        }
-        shards
+    fn shard_table(&self) -> &ShardTable {
+        self.shards.get_or_init(|| ShardTable::of(&self.classes))
     }
 
     /// The names of all weights and the sizes of each, in the order of stages.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut weights: Vec<(String, Vec<usize>)> = Vec::new();
-        for shard in self.shards_where(|_, part| part == Part::Weight) {
-            if !weights.iter().any(|(name, _)| *name == shard.name) {
-                weights.push((shard.name, shard.dims));
+        let mut seen = HashSet::new();
+        for shard in self.shards().iter().filter(|shard| shard.part == Part::Weight) {
+            if seen.insert(&shard.name) {
+                weights.push((shard.name.clone(), shard.dims.clone()));
             }
         }
         weights
@@ -228,7 +199,82 @@ impl Session {
     }
 
     fn shards_of(&self, name: &str, part: Part) -> Vec<Shard> {
-        self.shards_where(|known, its_part| its_part == part && known == name)
+        let ShardTable { all, by_tensor } = self.shard_table();
+        let of = by_tensor.get(name).and_then(|parts| parts.get(&part));
+        of.into_iter().flatten().map(|at| all[*at].clone()).collect()
+    }
+}
+
+/// The shards of all ranks.
+#[derive(Debug)]
+pub(super) struct ShardTable {
+    all: Vec<Shard>,
+    /// The numbers of those of each tensor, by the name of its weight.
+    by_tensor: HashMap<String, BTreeMap<Part, Vec<usize>>>,
+}
+
+impl ShardTable {
+    fn of(classes: &Classes) -> ShardTable {
+        let mesh = classes.mesh;
+        let mut seen = HashSet::new();
+        let (mut all, mut by_tensor) = (Vec::new(), HashMap::<_, BTreeMap<_, Vec<_>>>::new());
+        for rank in 0..mesh.ranks() {
+            let program = classes.program_of(rank);
+            let (data, updated) = (mesh.data_index(rank), Updated::of(program));
+            for (index, buffer) in program.buffers.iter().enumerate() {
+                for Held { weight, part, block, first } in held(program, &updated, buffer, data) {
+                    let is_first = weight.owned && seen.insert((&weight.name, part, block.clone()));
+                    let dims = match part {
+                        Part::Scale(_) => scale_dims(&weight.global),
+                        Part::Weight | Part::Rounded | Part::Grad | Part::State(_) => None,
+                    };
+                    let of_weight = by_tensor.entry(weight.name.clone()).or_default();
+                    of_weight.entry(part).or_default().push(all.len());
+                    all.push(Shard {
+                        rank,
+                        name: weight.name.clone(),
+                        part,
+                        dims: dims.unwrap_or_else(|| weight.global.clone()),
+                        block,
+                        dtype: buffer.dtype,
+                        buffer: BufferId(index as u32),
+                        first,
+                        is_first,
+                    });
+                }
+            }
+        }
+        ShardTable { all, by_tensor }
+    }
+}
+
+/// What a program updates in place of the weights that layers read.
+struct Updated {
+    masters: HashSet<usize>,
+    buckets: HashSet<BufferId>,
+    /// Whether ranks share updates.
+    is_split: bool,
+}
+
+impl Updated {
+    fn of(program: &Program) -> Updated {
+        let contents = || program.buffers.iter().map(|buffer| &buffer.contents);
+        let master = |of: &_| if let Contents::Master(weight) = of { Some(*weight) } else { None };
+        let bucket = |of: &_| match of {
+            Contents::Shard { role: ShardRole::Master, bucket } => Some(*bucket),
+            _ => None,
+        };
+        Updated {
+            masters: contents().filter_map(master).collect(),
+            buckets: contents().filter_map(bucket).collect(),
+            is_split: contents().any(|of| matches!(of, Contents::Shard { .. })),
+        }
+    }
+
+    /// Whether a weight as layers read it is rounded from what is updated. Weights that are not
+    /// trained have no master.
+    fn has_master(&self, program: &Program, weight: usize) -> bool {
+        self.masters.contains(&weight) || self.is_split && program.trains(weight)
     }
 }
 
@@ -242,17 +288,18 @@ struct Held<'a> {
 
 /// What a buffer of a rank, by its number among those with the same weights, holds of which
 /// weights.
-fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>> {
-    // Weights that are not trained have no master.
-    let is = |wanted: Contents| program.buffers.iter().any(|b| b.contents == wanted);
-    let is_split = program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }));
-    let has_master = |weight| is(Contents::Master(weight)) || is_split && program.trains(weight);
+fn held<'a>(
+    program: &'a Program,
+    updated: &Updated,
+    buffer: &Buffer,
+    data: usize,
+) -> Vec<Held<'a>> {
     let (weight, part) = match buffer.contents {
         Contents::Master(weight) => (weight, Part::Weight),
-        Contents::Param(weight) if has_master(weight) => (weight, Part::Rounded),
+        Contents::Param(weight) if updated.has_master(program, weight) => (weight, Part::Rounded),
         Contents::Param(weight) => (weight, Part::Weight),
         // Where ranks share the update, the sum over them is in their pieces.
-        Contents::Grad(weight) if !is_split => (weight, Part::Grad),
+        Contents::Grad(weight) if !updated.is_split => (weight, Part::Grad),
         Contents::State { weight, index } => (weight, Part::State(index)),
         Contents::Scale { weight, index } => (weight, Part::Scale(index)),
         Contents::Shard { role: ShardRole::Grad, bucket } => {
@@ -262,8 +309,8 @@ fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>>
             return held_pieces(program, (buffer, bucket), Part::Weight, data);
         }
         Contents::Shard { role: ShardRole::Param, bucket } => {
-            let is_updated = is(Contents::Shard { role: ShardRole::Master, bucket });
-            let part = if is_updated { Part::Rounded } else { Part::Weight };
+            let is_rounded = updated.buckets.contains(&bucket);
+            let part = if is_rounded { Part::Rounded } else { Part::Weight };
             return held_pieces(program, (buffer, bucket), part, data);
         }
         Contents::Shard { role: ShardRole::State(index), bucket } => {

@@ -215,9 +215,9 @@ pub fn save(
     }
     store.check_room(checkpoint_bytes(session), 1).map_err(|cause| store.failed(step, cause))?;
     let draft = store.begin(step)?;
-    let shards: Vec<(Shard, String)> = session
+    let shards: Vec<(&Shard, String)> = session
         .shards()
-        .into_iter()
+        .iter()
         .filter(|shard| shard.is_first)
         .filter_map(|shard| key(&shard.name, shard.part).map(|key| (shard, key)))
         .collect();
@@ -225,7 +225,7 @@ pub fn save(
     for of_rank in shards.chunk_by(|a, b| a.0.rank == b.0.rank) {
         let rank = of_rank[0].0.rank;
         let entry = session.lend(rank, |memory| {
-            let bytes = |(shard, _): &(Shard, String)| memory.bytes(shard.buffer, shard.range());
+            let bytes = |(shard, _): &(&Shard, String)| memory.bytes(shard.buffer, shard.range());
             let bytes: Vec<Cow<'_, [u8]>> = of_rank.iter().map(bytes).collect::<Result<_, _>>()?;
             let slices: Vec<Slice<'_>> = of_rank
                 .iter()
@@ -251,7 +251,7 @@ pub fn save(
 /// **Errors.** E4041 if the checkpoint is damaged, E4043 if it lacks a tensor or has another.
 pub fn restore(session: &mut Session, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let mut tensors: Vec<(String, Part)> =
-        session.shards().into_iter().map(|shard| (shard.name, shard.part)).collect();
+        session.shards().iter().map(|shard| (shard.name.clone(), shard.part)).collect();
     tensors.sort_unstable();
     tensors.dedup();
     for (name, part) in tensors {
