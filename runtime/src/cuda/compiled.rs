@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,9 +14,11 @@ use super::context::{Context, Failure};
 use super::launch::{Launch, Module};
 use super::nvrtc::Nvrtc;
 
-/// Kernels whose text is compiled at once: each time the prelude is read again, and kernels of one
-/// text wait for each other. Chosen.
+/// Kernels whose text is compiled at once, on average: each time the prelude is read again, and
+/// kernels of one text wait for each other. Chosen.
 const AT_ONCE: usize = 4;
+/// The most. Chosen.
+const AT_ONCE_MAX: usize = 8;
 
 /// Files of machine code that are kept; the oldest go first. Chosen: some hundred plans, and a few
 /// hundred megabytes.
@@ -25,7 +28,8 @@ const KEPT_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Compiled {
     functions: Vec<Functions>,
-    /// Of [`AT_ONCE`] kernels each.
+    /// Which kernels each of the cubins is of.
+    parts: Vec<Range<usize>>,
     cubins: Vec<Vec<u8>>,
 }
 
@@ -43,7 +47,8 @@ impl Compiled {
     ) -> Result<Compiled, String> {
         let functions: Vec<Functions> =
             kernels.iter().map(|kernel| functions_for(kernel, arch)).collect();
-        let texts: Vec<String> = functions.chunks(AT_ONCE).map(text).collect();
+        let parts = parts(&functions);
+        let texts: Vec<String> = parts.iter().map(|of| text(&functions[of.clone()])).collect();
         let one = |text: &String| {
             let kept = folder.map(|folder| place(folder, nvrtc, text, arch));
             if let Some(cubin) = kept.as_deref().and_then(read) {
@@ -79,7 +84,7 @@ impl Compiled {
         all.sort_by_key(|(at, _)| *at);
         folder.into_iter().for_each(forget_oldest);
         let cubins: Result<Vec<Vec<u8>>, String> = all.into_iter().map(|(_, of)| of).collect();
-        Ok(Compiled { functions, cubins: cubins? })
+        Ok(Compiled { functions, parts, cubins: cubins? })
     }
 
     /// The launches of all kernels, on a GPU.
@@ -92,10 +97,10 @@ impl Compiled {
         kernels: &[Kernel],
     ) -> Result<Vec<Launch>, Failure> {
         let mut launches = Vec::new();
-        let parts = kernels.chunks(AT_ONCE).zip(self.functions.chunks(AT_ONCE)).zip(&self.cubins);
-        for ((kernels, functions), cubin) in parts {
+        for (part, cubin) in self.parts.iter().zip(&self.cubins) {
             let module = Arc::new(Module::load(context, cubin)?);
-            for (at, (kernel, functions)) in kernels.iter().zip(functions).enumerate() {
+            let of_part = kernels[part.clone()].iter().zip(&self.functions[part.clone()]);
+            for (at, (kernel, functions)) in of_part.enumerate() {
                 launches.push(Launch::new(&module, kernel, functions, |number| name(at, number))?);
             }
         }
@@ -116,16 +121,32 @@ fn forget_oldest(folder: &Path) {
     }
 }
 
-/// The text of some kernels.
-fn text(functions: &[Functions]) -> String {
-    let mut text = device_prelude();
-    for (at, functions) in functions.iter().enumerate() {
-        for (number, function) in functions.functions.iter().enumerate() {
-            text.push('\n');
-            text += &function.text(&name(at, number));
+/// Which kernels are compiled together. A part ends where the text of a kernel says so, so that
+/// plans with some kernels in common have parts in common, whose machine code is kept.
+fn parts(all: &[Functions]) -> Vec<Range<usize>> {
+    let (mut parts, mut first) = (Vec::new(), 0);
+    for (at, functions) in all.iter().enumerate() {
+        let hash = blake3::hash(text_of(0, functions).as_bytes());
+        let ends = usize::from(hash.as_bytes()[0]).is_multiple_of(AT_ONCE);
+        let count = at + 1 - first;
+        if ends || count == AT_ONCE_MAX || at + 1 == all.len() {
+            parts.push(first..at + 1);
+            first = at + 1;
         }
     }
-    text
+    parts
+}
+
+/// The text of some kernels.
+fn text(functions: &[Functions]) -> String {
+    let of = functions.iter().enumerate().map(|(at, functions)| text_of(at, functions));
+    device_prelude() + &of.collect::<String>()
+}
+
+/// The text of a kernel, by its number among those that are compiled together.
+fn text_of(at: usize, functions: &Functions) -> String {
+    let functions = functions.functions.iter().enumerate();
+    functions.map(|(number, of)| "\n".to_owned() + &of.text(&name(at, number))).collect()
 }
 
 /// Where what a text is compiled to is kept.
@@ -155,6 +176,30 @@ fn keep(path: &Path, cubin: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ir::DType;
+    use kernels::Product;
+
+    /// Of a plan with one more kernel than another, few parts are compiled again.
+    #[test]
+    fn plans_share_what_is_compiled() {
+        let functions = |sizes: Range<usize>| -> Vec<Functions> {
+            let kernel = |n| Kernel::Product(Product::matrix(64, n, 64, DType::BF16));
+            sizes.map(|n| functions_for(&kernel(n), Arch::Sm90a)).collect()
+        };
+        let texts = |all: &[Functions]| -> Vec<String> {
+            let parts = parts(all);
+            assert_eq!(parts.iter().map(Range::len).sum::<usize>(), all.len());
+            assert!(parts.iter().all(|part| (1..=AT_ONCE_MAX).contains(&part.len())));
+            parts.into_iter().map(|part| text(&all[part])).collect()
+        };
+        let whole = texts(&functions(1..60));
+        assert!((60 / AT_ONCE_MAX..60 / 2).contains(&whole.len()), "{}", whole.len());
+        for first in 2..12 {
+            let fewer = texts(&functions(first..60));
+            let again = fewer.iter().filter(|text| !whole.contains(text)).count();
+            assert!(again <= 2, "{again} of {} parts", fewer.len());
+        }
+    }
 
     /// A file that is not what was written is not used.
     #[test]
