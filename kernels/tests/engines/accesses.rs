@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantline_kernels::cuda::{
     Accesses, Arch, Function, Functions, Part, Tile, functions, functions_for,
 };
-use gantline_kernels::{Attention, Experts, Kernel, Line, Lines, Product, ReduceOp};
+use gantline_kernels::{Attention, Experts, Family, Kernel, Line, Lines, Product, ReduceOp};
 use ir::DType;
 
 use crate::attention::{packed, random_attention};
@@ -48,11 +48,13 @@ fn family(tile: &Tile) -> &'static str {
         Tile::Tensor(tile) if tile.grouped.is_some() => "experts by mma.sync",
         Tile::Tensor(tile) if tile.image.is_some() => "image by mma.sync",
         Tile::Tensor(tile) if tile.scales.is_some() => "codes with scales by mma.sync",
+        Tile::Tensor(tile) if tile.tickets.is_some() => "slices by mma.sync and tickets",
         Tile::Tensor(_) => "product by mma.sync",
         Tile::SliceSum(_) => "sum of slices",
         Tile::Flash(_) => "attention by mma.sync",
         Tile::Warpgroup(tile) if tile.grouped.is_some() => "experts by wgmma",
         Tile::Warpgroup(tile) if tile.scales.is_some() => "codes with scales by wgmma",
+        Tile::Warpgroup(tile) if tile.tickets.is_some() => "slices by wgmma and tickets",
         Tile::Warpgroup(tile) if tile.is_transposed => "skinny product by wgmma",
         Tile::Warpgroup(_) => "product by wgmma",
         Tile::FlashWarpgroup(_) => "attention by wgmma",
@@ -278,7 +280,12 @@ fn launches(count: usize) -> Vec<(Case, Functions)> {
     for accumulate in [false, true] {
         let mut p = Product::matrix(17, 24, 256, DType::BF16);
         (p.stored.c, p.tiling.split, p.accumulate) = (DType::F32, 2, accumulate);
-        add(Case::new(&mut Random::new(1), Kernel::Product(p)), Arch::Sm80);
+        add(Case::new(&mut Random::new(1), Kernel::Product(p.clone())), Arch::Sm80);
+        // Slices of rows and columns that do not fill their tiles.
+        (p.m[0].size, p.tiling.family) = (5, Family::Skinny);
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            add(Case::new(&mut Random::new(1), Kernel::Product(p.clone())), arch);
+        }
     }
     for (at, dtype) in [DType::F32, DType::BF16, DType::Bool].into_iter().enumerate() {
         let copy = transpose::transposition(&mut Random::new(at as u64), dtype, [70, 45 + at]);
@@ -371,7 +378,7 @@ fn derived_accesses_are_those_that_the_shim_counts() {
         return;
     }
     let names: BTreeSet<&str> = families.keys().map(|(name, _)| *name).collect();
-    assert_eq!(names.len(), 25, "{families:?}");
+    assert_eq!(names.len(), 27, "{families:?}");
     if !runs_all() {
         return;
     }

@@ -30,6 +30,10 @@ const WORK_MAX: u32 = 20_000;
 /// milliseconds.
 const LOOKS: [u32; 2] = [100, 10_000];
 
+/// Leaves that are searched longer after one whose partitions were not all tried, where none is
+/// better: the lower bound is that of the first, and grows no more. Chosen: about half a second.
+const IN_VAIN_MAX: u32 = 50;
+
 /// Stages beyond which it is not asked how much has to be recomputed. Chosen: to find out takes
 /// longer than what it saves.
 const FITTED_MAX: u32 = 16;
@@ -55,20 +59,22 @@ impl Space<'_> {
         let mut open: Vec<(f64, Path)> =
             self.unfinished.borrow().iter().map(|(path, bound)| (*bound, *path)).collect();
         open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let mut least = f64::INFINITY;
+        let (mut least, mut in_vain) = (f64::INFINITY, 0);
         for (bound, path) in open {
             let below = best.map_or(below, |best| best.score.seconds);
-            if bound >= below || stop() {
+            if bound >= below || in_vain == IN_VAIN_MAX || stop() {
                 return least.min(bound);
             }
             let c = decisions::configuration(&self.domain, &path);
             let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
             let score =
                 Score { seconds: self.objective_value_of(&step), bytes: step.memory.total_bytes() };
+            least = self.unfinished.borrow().get(&path).map_or(least, |bound| least.min(*bound));
+            in_vain += u32::from(least < f64::INFINITY);
             if score.bytes <= bytes_max && score.seconds < below {
                 *best = Some(Leaf { path, score });
+                in_vain = 0;
             }
-            least = self.unfinished.borrow().get(&path).map_or(least, |bound| least.min(*bound));
         }
         least
     }

@@ -200,6 +200,30 @@ fn by_mma(what: &'static str, kernel: Kernel) -> Expected {
     }
 }
 
+/// A product whose slices the block adds that takes the last ticket.
+fn by_tickets(of: Expected) -> Expected {
+    let has = &["HMMA", "LDSM", "LDGSTS", "ATOMG.E.INC.STRONG.GPU", "MEMBAR.ALL.GPU"];
+    Expected { has, ..of }
+}
+
+/// The same by warpgroups, which lets the next launch start and fetches its weights before it waits
+/// for the one before.
+fn fetched_early(of: Expected) -> Expected {
+    Expected {
+        has: &[
+            "HGMMA",
+            "UTMALDG",
+            "SYNCS",
+            "PREEXIT",
+            "UTMAPF",
+            "ACQBULK",
+            "ATOMG.E.INC.STRONG.GPU",
+            "MEMBAR.ALL.GPU",
+        ],
+        ..of
+    }
+}
+
 /// A gradient of attention, whose blocks wait for each other by an acquire and a release.
 fn by_turns(what: &'static str, a: Attention) -> Expected {
     Expected {
@@ -430,8 +454,8 @@ fn expectations() -> Vec<Expected> {
         by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
         by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
         by_mma("product in slices", split()),
-        by_mma("product of few rows by rows", product(4, false)),
-        by_mma("product of few rows by columns", product(4, true)),
+        by_tickets(by_mma("product of few rows by rows", product(4, false))),
+        by_tickets(by_mma("product of few rows by columns", product(4, true))),
         stored_by_tma("product by rows", product(256, false)),
         stored_by_tma("product by columns", product(256, true)),
         stored_by_tma("product in slices", split()),
@@ -439,8 +463,8 @@ fn expectations() -> Vec<Expected> {
             has: &["HGMMA", "UTMALDG", "UTMASTG", "SYNCS", "FENCE"],
             ..by_wgmma("product of rows that start anywhere", copied_by_threads())
         },
-        by_wgmma("product of few rows by rows", product(4, false)),
-        by_wgmma("product of few rows by columns", product(4, true)),
+        fetched_early(by_wgmma("product of few rows by rows", product(4, false))),
+        fetched_early(by_wgmma("product of few rows by columns", product(4, true))),
         by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
         by_warpgroups("attention of heads of 128", Kernel::Attention(attention(128))),
         by_warpgroups("attention with a cap", Kernel::Attention(capped())),
