@@ -215,6 +215,8 @@ struct Block {
   SharedArray arrays[ARRAYS];
   size_t array_count = 0;
   std::vector<TurnWait> turns;
+  // Whether all others go on first, as long as they can.
+  bool is_held = false;
   // It is moved, never copied: what runs points into what it has.
   Block() = default;
   Block(Block&&) = default;
@@ -552,9 +554,16 @@ inline void run_blocks(u_int64_t blocks, unsigned int threads, u_int64_t seed) {
       there.push_back(std::move(block));
     }
     random = random * 6364136223846793005ULL + 1442695040888963407ULL * (random != 0);
+    auto may = [](const Block& of) { return !of.is_held && can_go_on(of); };
     size_t at = 0, first = (random >> 33) % there.size();
-    while (at < there.size() && !can_go_on(there[(first + at) % there.size()])) at++;
+    while (at < there.size() && !may(there[(first + at) % there.size()])) at++;
     if (at == there.size()) {
+      bool was_held = false;
+      for (Block& of : there) {
+        was_held |= of.is_held;
+        of.is_held = false;
+      }
+      if (was_held) continue;
       find("block %u waits for turn %u, which does not come", there[0].index.x, there[0].turns[0].turn);
       for (Block& lost : there) { block = std::move(lost); end_block(); }
       return;
@@ -600,6 +609,7 @@ void launch_together(u_int64_t blocks, u_int64_t at_once, unsigned int threads, 
   unshare();
   residents = 1;
   // The next launch finds them as this one has.
+  Uncounted here;
   for (const unsigned int* counter : ticketed) {
     if (*counter) find("of a counter %u tickets are left", *counter);
   }
@@ -696,8 +706,11 @@ inline bool take_ticket(unsigned int* counter, unsigned int tickets) {
     is_last = *counter == tickets - 1;
     *counter = *counter >= tickets - 1 ? 0 : *counter + 1;
   }
-  // Blocks of later tickets go on before this one has learnt more.
-  if (shim::residents > 1 && shim::draw() % 2) shim::pause();
+  // Blocks of later tickets go on before others of this one do.
+  if (shim::residents > 1 && shim::draw() % 2) {
+    shim::block.is_held = true;
+    shim::pause();
+  }
   return is_last;
 }
 inline void end_turn(unsigned int* counter, unsigned int next) {
