@@ -300,6 +300,7 @@ fn variables_of_slurm_follow_from_devices() {
         ("", format!("{nodes} 8"), ""),
         ("", format!("{nodes} 8"), "--devices 20"),
         (sbatch, format!("{nodes} 8"), "--devices 64"),
+        (sbatch, format!("{nodes} 8"), "--devices 16"),
         ("", "srun --ntasks $SLURM_NTASKS --nnodes $SLURM_NTASKS".to_owned(), "--devices 32"),
     ] {
         script(directives, &launch);
