@@ -253,7 +253,7 @@ fn gpus_of_several_machines_train_as_those_of_one() {
     let meetings = machine.scratch.0.join("meetings").display().to_string();
     for (at, decisions) in [
         format!("tiny {TENSOR}"),
-        format!("tiny {PIPELINED} --fix zero=1 --fix mbs=1"),
+        "tiny --seq 32 --gbs 16 --fix pp=2 --fix dp=2 --fix zero=1 --fix mbs=1".to_owned(),
         "experts --gbs 4 --seq 32 --fix dp=2 --fix ep=2".to_owned(),
     ]
     .iter()

@@ -36,6 +36,7 @@ mod index;
 mod lines;
 mod loops;
 mod lower;
+mod mapped;
 mod moves;
 mod occupancy;
 mod parameter;
@@ -70,6 +71,7 @@ pub use grouped::{Along, Grouped, Pair, PairGradient};
 pub use ir::target::{Arch, Unknown};
 pub use lines::LineTile;
 pub use lower::{functions, functions_for};
+pub use mapped::{MappedOperand, MappedResult};
 pub use moves::{Move, RowCopy};
 pub use occupancy::{Limit, Occupancy, Taken};
 pub use parameter::{Buffer, Named, Parameter};
@@ -87,7 +89,7 @@ pub use tile::Tile;
 pub use tiling::{SKINNY_ROWS, tiling, waves_filled};
 pub use transpose::Transposition;
 pub use vector::Vectorized;
-pub use warpgroup::{MappedOperand, StagedOperand, WarpgroupShape, WarpgroupTile};
+pub use warpgroup::{StagedOperand, WarpgroupShape, WarpgroupTile};
 
 use crate::kernel::Kernel;
 

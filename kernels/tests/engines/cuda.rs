@@ -18,7 +18,8 @@ use crate::shim::{Library, compiler, on_gpu};
 use crate::tensor::{Furthest, mistaken};
 use crate::{Buffer, Case, Random, Recorded, recorded, run, runs_all};
 
-/// Cases that are taken of each test, and orders of threads: where every kernel is tested, and else.
+/// Cases that are taken of each test, and orders of threads: where every kernel is tested, and
+/// else.
 const CASES: [(usize, &[u64]); 2] = [(24, &[0, 77]), (10, &[77])];
 
 /// Whether results have the bits of the CPU's.

@@ -5,8 +5,8 @@
 //! A family's text is right by the tests beside it; here its own results are the reference, whose
 //! bits no order of threads changes. All mutations take minutes, and give the table in
 //! `benches/README.md`:
-//! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines mutation -- --nocapture`, and
-//! with `FAMILY=skinny` those whose names have that.
+//! `GANTLINE_TEST_EVERY_KERNEL=1 cargo test --workspace --test engines mutation -- --nocapture`,
+//! and with `FAMILY=skinny` those whose names have that.
 
 use gantline_kernels::cuda::{
     Arch, Functions, RoutingStep, StagedOperand, TensorMap, Tile, functions_for,
@@ -49,40 +49,10 @@ fn mutations(text: &str) -> Vec<Mutation> {
             all.push(Mutation { what, from, to, text: new });
         };
         let changed = |at: usize| &text[call.arguments[at].0..call.arguments[at].1];
-        match call.name {
-            "matrix_descriptor" => {
-                add(call.arguments[0], format!("{} + 1024", changed(0)));
-                add(call.arguments[1], format!("{} * 2", changed(1)));
-                add(call.arguments[2], format!("{} / 2", changed(2)));
-                add(call.arguments[3], "SWIZZLE_128 + 1".to_owned());
-                continue;
-            }
-            "warpgroup_mma" | "warpgroup_mma_bytes" => {
-                for (argument, (from, to)) in call.arguments.iter().enumerate() {
-                    let own = changed(argument);
-                    if let Some((start, step)) = own.split_once(" + ") {
-                        add((*from, *to), format!("{start} + ({step}) * 2"));
-                    }
-                }
-                for (from, to, new) in call.template.map_or(Vec::new(), |of| majors(text, of)) {
-                    add((from, to), new.to_owned());
-                }
-                continue;
-            }
-            "sync_block_or" | "sync_warpgroup_or" => {
-                let said = call.arguments.last().map_or("", |(from, to)| &text[*from..*to]);
-                add((call.start, call.end), format!("({said})"));
-                continue;
-            }
-            "take_ticket" => {
-                let counter = changed(0).split_once(" + ").map_or("", |(start, _)| start);
-                add(call.arguments[0], counter.to_owned());
-                add(call.arguments[1], format!("{} - 1", changed(1)));
-                add(call.arguments[1], format!("{} + 1", changed(1)));
-                continue;
-            }
-            _ => add((call.start, call.end), String::new()),
+        if change_operands(&call, text, &mut add) {
+            continue;
         }
+        add((call.start, call.end), String::new());
         match call.name {
             "cp_async_wait" | "warpgroup_wait" => {
                 let (from, to) = call.template.expect("it says how many groups may be open");
@@ -107,7 +77,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
                 add(call.arguments[1], format!("{} + 1", changed(1)));
             }
             "store_in_cluster" => add(call.arguments[1], format!("({}) / 2", changed(1))),
-            "sync_warpgroup" => add(call.arguments[0], "1".to_owned()),
+            "sync_warpgroup" if changed(0) != "1" => add(call.arguments[0], "1".to_owned()),
             _ => {}
         }
         // The stage of a ring.
@@ -119,6 +89,42 @@ fn mutations(text: &str) -> Vec<Mutation> {
         }
     }
     all
+}
+
+/// Adds the mutations of a call that is needed for what it names or says; whether it is one.
+fn change_operands(call: &Call, text: &str, add: &mut dyn FnMut((usize, usize), String)) -> bool {
+    let changed = |at: usize| &text[call.arguments[at].0..call.arguments[at].1];
+    match call.name {
+        "matrix_descriptor" => {
+            add(call.arguments[0], format!("{} + 1024", changed(0)));
+            add(call.arguments[1], format!("{} * 2", changed(1)));
+            add(call.arguments[2], format!("{} / 2", changed(2)));
+            add(call.arguments[3], "SWIZZLE_128 + 1".to_owned());
+        }
+        "warpgroup_mma" | "warpgroup_mma_bytes" => {
+            for (argument, (from, to)) in call.arguments.iter().enumerate() {
+                let own = changed(argument);
+                if let Some((start, step)) = own.split_once(" + ") {
+                    add((*from, *to), format!("{start} + ({step}) * 2"));
+                }
+            }
+            for (from, to, new) in call.template.map_or(Vec::new(), |of| majors(text, of)) {
+                add((from, to), new.to_owned());
+            }
+        }
+        "sync_block_or" | "sync_warpgroup_or" => {
+            let said = call.arguments.last().map_or("", |(from, to)| &text[*from..*to]);
+            add((call.start, call.end), format!("({said})"));
+        }
+        "take_ticket" => {
+            let counter = changed(0).split_once(" + ").map_or("", |(start, _)| start);
+            add(call.arguments[0], counter.to_owned());
+            add(call.arguments[1], format!("{} - 1", changed(1)));
+            add(call.arguments[1], format!("{} + 1", changed(1)));
+        }
+        _ => return false,
+    }
+    true
 }
 
 /// The flags of a template that say which rows are along k, and their opposites; or formats of

@@ -260,9 +260,9 @@ impl Updated {
     fn of(program: &Program) -> Updated {
         let contents = || program.buffers.iter().map(|buffer| &buffer.contents);
         let master = |of: &_| if let Contents::Master(weight) = of { Some(*weight) } else { None };
-        let bucket = |of: &_| match of {
-            Contents::Shard { role: ShardRole::Master, bucket } => Some(*bucket),
-            _ => None,
+        let bucket = |of: &_| {
+            let Contents::Shard { role: ShardRole::Master, bucket } = of else { return None };
+            Some(*bucket)
         };
         Updated {
             masters: contents().filter_map(master).collect(),

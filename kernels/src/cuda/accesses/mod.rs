@@ -11,9 +11,9 @@
 //! `wgmma`, the steps that route tokens, sums of slices, operations along a dim, and what moves
 //! elements to places that the kernel names. Of shared memory `ldmatrix` alone counts by
 //! `mma.sync`, and by `wgmma` what threads access. Each row of a box that TMA copies is a request,
-//! of which nothing is fetched beyond the tensor; what is fetched early to the L2 cache counts once,
-//! where it is read. Scales count as often as the text loads them,
-//! once for each sum: a compiler may load those of a row once.
+//! of which nothing is fetched beyond the tensor; what is fetched early to the L2 cache counts
+//! once, where it is read. Scales count as often as the text loads them, once for each sum: a
+//! compiler may load those of a row once.
 //!
 //! Two things that are known at run time alone are assumed ([`Function::assumed`]): that tokens are
 //! spread evenly over experts (`dealt`), and on CUDA cores that all tokens of a sample are of one

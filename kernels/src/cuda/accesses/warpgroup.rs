@@ -11,11 +11,10 @@ use super::tensor::{slices_of_k, ticket};
 use super::{Accesses, Blocks, LANES, OTHER, Sites, Warp, nested, relative};
 use crate::cuda::grouped::{Along, Pair};
 use crate::cuda::loops::Loops;
+use crate::cuda::mapped::{HALF, MappedOperand, ROWS, SIDE, SWIZZLE_ROW};
 use crate::cuda::slices;
 use crate::cuda::tensor::OperandCopy;
-use crate::cuda::warpgroup::{
-    HALF, MappedOperand, ROWS, SIDE, SWIZZLE_ROW, StagedOperand, WARPGROUP, WarpgroupTile,
-};
+use crate::cuda::warpgroup::{StagedOperand, WARPGROUP, WarpgroupTile};
 
 /// Accesses of a product. Those of the rows of experts are as if these were spread evenly.
 pub(super) fn warpgroup(tile: &WarpgroupTile) -> Option<Accesses> {

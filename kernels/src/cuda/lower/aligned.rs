@@ -8,8 +8,9 @@
 use super::moves;
 use crate::cuda::function::Functions;
 use crate::cuda::loops::Loops;
+use crate::cuda::mapped::merged;
 use crate::cuda::parameter::{Buffer, Parameter};
-use crate::cuda::warpgroup::{StagedOperand, WarpgroupTile, merged};
+use crate::cuda::warpgroup::{StagedOperand, WarpgroupTile};
 use crate::kernel::{Copy, CopyLoop, Product};
 use crate::offset::Offset;
 
