@@ -206,7 +206,7 @@ pub struct OperandCopy {
     pub width: usize,
 }
 
-/// How slices of a result with so many columns are stored to the workspace.
+/// The store of a slice to the workspace, by the columns of the result.
 pub(super) fn slice_store(columns: usize) -> QuadStore {
     QuadStore { dtype: DType::F32, width: if columns.is_multiple_of(2) { 2 } else { 1 } }
 }
