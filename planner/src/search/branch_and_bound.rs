@@ -18,7 +18,9 @@ pub const ROUNDING: f64 = 1e-9;
 /// Scored leaves from which on what is listed is looked for among fewer options. Chosen: some
 /// tenths of a second.
 const LISTED_MAX: u64 = 5_000;
-/// Scored leaves between two looks at the clock. Chosen: a few milliseconds.
+/// Bounds that a budget counts as one scored leaf. Chosen: what takes about as long.
+const BOUNDS_PER_LEAF: u64 = 32;
+/// Leaves of the budget between two looks at the clock. Chosen: a few milliseconds.
 const CLOCK_EVERY: u64 = 256;
 
 /// Values of the first decisions.
@@ -146,7 +148,7 @@ pub enum Objective {
 /// How far a walk may go.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
-    /// Leaves that are scored at most.
+    /// Leaves that are scored at most; bounds count too, as parts of one.
     pub evaluations_max: u64,
     /// Says when to stop, by a clock: answers then depend on the machine.
     pub stop: &'a (dyn Fn() -> bool + Sync),
@@ -276,6 +278,8 @@ struct Seen {
     kinds: [BTreeMap<Path, Leaf>; 2],
     evaluated: u64,
     scored_ahead: u64,
+    /// Bounds that were computed.
+    bounds: u64,
     bounded_out: u128,
     too_large: u128,
     /// The least bound of what the budget left out.
@@ -290,6 +294,7 @@ impl Default for Seen {
             kinds: Default::default(),
             evaluated: 0,
             scored_ahead: 0,
+            bounds: 0,
             bounded_out: 0,
             too_large: 0,
             open_s: f64::INFINITY,
@@ -305,6 +310,8 @@ struct Walker<'a, T> {
     /// The time that it looks ahead; none where it looks at everything.
     ahead: Option<u32>,
     budget: &'a Budget<'a>,
+    /// How much of the budget is spent when the clock is looked at next.
+    next_look: u64,
     counter: Counter,
     seen: Seen,
 }
@@ -331,6 +338,7 @@ impl Seen {
         }
         self.evaluated += other.evaluated;
         self.scored_ahead += other.scored_ahead;
+        self.bounds += other.bounds;
         self.bounded_out += other.bounded_out;
         self.too_large += other.too_large;
         self.open_s = self.open_s.min(other.open_s);
@@ -339,8 +347,8 @@ impl Seen {
 
     /// Adds what another walk saw of leaves that are still to be accounted for.
     fn take_ahead(&mut self, other: Seen) {
-        let Seen { best, kinds, evaluated, .. } = other;
-        self.take(Seen { best, kinds, scored_ahead: evaluated, ..Seen::default() });
+        let Seen { best, kinds, evaluated, bounds, .. } = other;
+        self.take(Seen { best, kinds, scored_ahead: evaluated, bounds, ..Seen::default() });
     }
 }
 
@@ -354,7 +362,7 @@ enum Fate {
 impl<'a, T: Tree> Walker<'a, T> {
     fn new(tree: &'a T, aim: Aim, budget: &'a Budget<'a>) -> Walker<'a, T> {
         let (counter, seen) = (Counter::default(), Seen::default());
-        Walker { tree, aim, ahead: None, budget, counter, seen }
+        Walker { tree, aim, ahead: None, budget, next_look: 0, counter, seen }
     }
 
     /// What a walk of its own below a path begins with.
@@ -370,7 +378,28 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// Leaves that may still be scored.
     fn left(&self) -> u64 {
-        self.budget.evaluations_max.saturating_sub(self.scored())
+        self.budget.evaluations_max.saturating_sub(self.spent())
+    }
+
+    /// What of the budget is spent.
+    fn spent(&self) -> u64 {
+        self.scored() + self.seen.bounds / BOUNDS_PER_LEAF
+    }
+
+    /// Whether the budget is used up. What has the bound is then left out.
+    fn stops(&mut self, bound: Score) -> bool {
+        let spent = self.spent();
+        if !self.seen.stopped {
+            self.seen.stopped = spent >= self.budget.evaluations_max;
+        }
+        if !self.seen.stopped && spent >= self.next_look {
+            self.next_look = spent + CLOCK_EVERY;
+            self.seen.stopped = (self.budget.stop)();
+        }
+        if self.seen.stopped {
+            self.seen.open_s = self.seen.open_s.min(bound.seconds);
+        }
+        self.seen.stopped
     }
 
     fn scored(&self) -> u64 {
@@ -406,8 +435,7 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// Looks at what lies below a path.
     fn visit(&mut self, path: &Path, bound: Score) {
-        if self.seen.stopped {
-            self.seen.open_s = self.seen.open_s.min(bound.seconds);
+        if self.stops(bound) {
             return;
         }
         let below = self.below();
@@ -425,6 +453,7 @@ impl<'a, T: Tree> Walker<'a, T> {
             .map(|value| path.then(*value))
             .map(|child| (child, self.tree.bound(&child, below)))
             .collect();
+        self.seen.bounds += children.len() as u64;
         match self.aim.objective {
             Objective::Memory => children.sort_by(|a, b| a.1.bytes.total_cmp(&b.1.bytes)),
             Objective::Time => {
@@ -561,11 +590,7 @@ impl<'a, T: Tree> Walker<'a, T> {
     /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
     /// last.
     fn score(&mut self, path: &Path, bound: Score) -> Option<(Score, [f64; 2])> {
-        let scored = self.scored();
-        let out_of_time = scored.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
-        if self.seen.stopped || scored >= self.budget.evaluations_max || out_of_time {
-            self.seen.stopped = true;
-            self.seen.open_s = self.seen.open_s.min(bound.seconds);
+        if self.stops(bound) {
             return None;
         }
         self.seen.evaluated += 1;

@@ -1,9 +1,9 @@
-//! Lower bounds that a search has already computed for a schedule.
+//! What a search has already found out of a schedule.
 
 use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::Path;
-use crate::configuration::Recompute;
+use crate::configuration::{Configuration, Offload, Recompute, Zero};
 use crate::estimate::cut::{LowerBound, Room};
 
 /// What is known of all cuts of one schedule: many leaves below it share it.
@@ -19,4 +19,16 @@ pub(super) struct Known {
     /// bound on the seconds of collectives, optimizer update and offload over all stage partitions
     /// whose step is faster than `seconds`.
     pub(super) after_s: FxHashMap<Path, [f64; 2]>,
+    /// Bytes of the smallest of the usual stage partitions.
+    pub(super) bytes: FxHashMap<Held, f64>,
+    /// Whether any stage partition fits.
+    pub(super) fits: FxHashMap<Held, bool>,
+}
+
+/// What decides, beside the schedule and the stage partition, what a device holds.
+pub(super) type Held = (Zero, Offload, Recompute);
+
+/// What decides what a device of a configuration holds.
+pub(super) fn held(c: &Configuration) -> Held {
+    (c.zero, c.offload, c.recompute)
 }

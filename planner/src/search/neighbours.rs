@@ -1,28 +1,71 @@
-//! Neighbours of a plan at their best: one decision is another, and all others are searched again.
+//! Searches near an answer: one decision is another, or devices have another memory, and all else
+//! is searched again.
 
-use super::branch_and_bound::Budget;
-use super::request::{Chosen, SearchRequest, best_with};
+use super::branch_and_bound::{Budget, Objective};
+use super::request::{Chosen, SearchRequest, best_with, extreme};
 use super::table::Tables;
-use crate::limits::Decision;
+use crate::limits::{Decision, Limits};
 
-/// Configurations that are priced for a neighbour at most. Chosen: less than a second; searches of
-/// dense models end by themselves before.
-const EVALUATIONS_MAX: u64 = 4_000;
+/// Configurations that are priced for another decision at most, with their bounds. Chosen: some
+/// seconds at most; searches of dense models end by themselves before.
+const EVALUATIONS_MAX: u64 = 20_000;
 
-/// A decision, the number that it is fixed to, and seconds that a step is to be faster than.
-pub type Change = (Decision, usize, f64);
+/// A question whose variations are answered, on the same devices.
+///
+/// Each search begins with the fastest configuration that is known to be within its limits, of the
+/// answers before it too, so that all that is slower is left out unseen.
+pub struct Variations<'a> {
+    question: &'a SearchRequest<'a>,
+    tables: Tables,
+    known: Vec<Chosen>,
+}
 
-/// The fastest configuration that fits, for each decision that is fixed to a number in turn,
-/// whatever the question fixes it to; none where nothing was found that is fast enough.
-pub fn searched_again(question: &SearchRequest<'_>, changes: &[Change]) -> Vec<Option<Chosen>> {
-    // All are on the same devices.
-    let tables = Tables::default();
-    let changed = |(decision, number, below_s): &Change| {
-        let mut limits = question.limits.clone();
-        limits.fix(*decision, *number);
-        limits.check().ok()?;
-        let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..question.budget };
-        best_with(&SearchRequest { limits, budget, ..*question }, &tables, *below_s)
+impl<'a> Variations<'a> {
+    /// Variations of a question of which some configurations are known, whether they fit or not.
+    pub fn new(question: &'a SearchRequest<'a>, known: Vec<Chosen>) -> Variations<'a> {
+        Variations { question, tables: Tables::default(), known }
+    }
+
+    /// The fastest configuration that fits, with a decision fixed to a number, whatever the
+    /// question fixes it to; none where none was found.
+    pub fn with_decision(&mut self, decision: Decision, number: usize) -> Option<Chosen> {
+        let mut limits = self.question.limits.clone();
+        limits.fix(decision, number);
+        let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..self.question.budget };
+        self.answer(&SearchRequest { limits, budget, ..*self.question })
+    }
+
+    /// The fastest configuration that fits into other memory of a device, in bytes; none where
+    /// nothing fits.
+    pub fn with_memory(&mut self, memory_bytes: f64) -> Option<Chosen> {
+        let mut estimator = self.question.estimator.clone();
+        estimator.memory_bytes = memory_bytes;
+        let limits = self.question.limits.clone();
+        self.answer(&SearchRequest { estimator: &estimator, limits, ..*self.question })
+    }
+
+    fn answer(&mut self, asked: &SearchRequest<'_>) -> Option<Chosen> {
+        asked.limits.check().ok()?;
+        let have = asked.estimator.memory_bytes;
+        let known = fastest(&self.known, &asked.limits, have);
+        // The search for the least memory is the shorter one.
+        if known.is_none() && !extreme(asked, &asked.limits, Objective::Memory)?.fits {
+            return None;
+        }
+        let below_s = known.as_ref().map_or(f64::INFINITY, |known| known.estimate.step_time_s);
+        let found = best_with(asked, &self.tables, below_s);
+        self.known.extend(found.clone());
+        found.or(known)
+    }
+}
+
+/// The fastest of some configurations that limits allow and that need no more than `have` bytes.
+fn fastest(known: &[Chosen], limits: &Limits, have: f64) -> Option<Chosen> {
+    let fits = |known: &&Chosen| {
+        let bytes = known.estimate.memory.total_bytes();
+        bytes <= have && limits.allow_all(&known.configuration)
     };
-    changes.iter().map(changed).collect()
+    let seconds = |known: &Chosen| known.estimate.step_time_s;
+    let fastest = known.iter().filter(fits).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))?;
+    Some(Chosen { fits: true, ..fastest.clone() })
 }

@@ -492,7 +492,11 @@ pub(super) fn best_with(
 }
 
 /// The fastest configuration that fits, or the smallest one.
-fn extreme(question: &SearchRequest<'_>, limits: &Limits, objective: Objective) -> Option<Chosen> {
+pub(super) fn extreme(
+    question: &SearchRequest<'_>,
+    limits: &Limits,
+    objective: Objective,
+) -> Option<Chosen> {
     let SearchRequest { estimator, devices, global_batch, .. } = *question;
     let domain = SearchDomain::new(estimator.workload(), devices, global_batch, limits.clone());
     let mut space = Space::new(estimator, domain.searched_for(objective));

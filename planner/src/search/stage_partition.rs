@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::{Leaf, Path, ROUNDING, Score};
 use super::decisions;
-use super::known::Known;
+use super::known::{Known, held};
 use super::table::{AGAIN, Table};
 use super::uniform::{INSIDE, SCHEDULE, Space};
 use crate::configuration::{Configuration, Recompute};
@@ -79,11 +79,16 @@ impl Space<'_> {
         least
     }
 
-    /// Whether any cut of a configuration fits.
-    pub(super) fn fits(&self, c: &Configuration, table: &Table) -> bool {
+    /// Whether any cut of a configuration fits. The path says what its schedule is.
+    pub(super) fn fits(&self, path: &Path, c: &Configuration, table: &Table) -> bool {
+        if let Some(fits) = self.known(path, |known| known.fits.get(&held(c)).copied()) {
+            return fits;
+        }
         let sums = table.sums(self.estimator.sends_far(c));
         let cuts = self.estimator.cuts(c, (&table.prices, sums), self.count(c), Rc::default());
-        cuts.fitting(self.estimator.memory_bytes).is_some()
+        let fits = cuts.fitting(self.estimator.memory_bytes).is_some();
+        self.known(path, |known| known.fits.insert(held(c), fits));
+        fits
     }
 
     /// Upper bound on the seconds of a step with the given objective value.
@@ -118,7 +123,7 @@ impl Space<'_> {
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
         }
-        let bytes = self.least_bytes(c, decided);
+        let bytes = self.least_bytes(path, c, decided);
         if bytes > self.estimator.memory_bytes {
             return Score { seconds, bytes };
         }
@@ -157,7 +162,8 @@ impl Space<'_> {
         if c.pp > FITTED_MAX {
             return least.passes_s;
         }
-        let recomputed = self.least_again(c, path.values().len(), |small| self.fits(small, table));
+        let recomputed =
+            self.least_again(c, path.values().len(), |small| self.fits(path, small, table));
         let passes_s = |recomputed: Recompute| {
             let c = Configuration { recompute: recomputed, ..c.clone() };
             self.least(path, &self.all_cuts(path, &c, table), recomputed).0.passes_s
@@ -190,7 +196,7 @@ impl Space<'_> {
     }
 
     /// What is known of the schedule of a path.
-    fn known<T>(&self, path: &Path, of: impl FnOnce(&mut Known) -> T) -> T {
+    pub(super) fn known<T>(&self, path: &Path, of: impl FnOnce(&mut Known) -> T) -> T {
         let schedule = path.first(SCHEDULE);
         let mut kept = self.known.borrow_mut();
         let known = match kept.take().filter(|(other, _)| *other == schedule) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::branch_and_bound::{Budget, Counter, Objective, Path, Score, Tree};
 use super::decisions::{self, STEPS, SearchDomain, Step};
@@ -9,8 +10,9 @@ use super::events::Line;
 use super::frontier::frontier;
 use super::interop::{NO_SCORES, Tool, Use, export};
 use super::models;
+use super::neighbours::Variations;
 use super::oracle::{Random, seeds};
-use super::request::{EVALUATIONS_MAX, SearchRequest, search};
+use super::request::{Chosen, EVALUATIONS_MAX, SearchRequest, best_below, search};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
 use crate::configuration::{Configuration, Recompute, USUAL_ORDER, Zero};
@@ -234,6 +236,86 @@ fn answers_are_those_of_trying_everything() {
             Err(_) => assert!(best.is_infinite(), "{model}: {best} is there"),
         }
     }
+}
+
+/// A variation has the answer of a search of its own, though it begins with what is known.
+#[test]
+fn variations_have_the_answers_of_searches_of_their_own() {
+    let (mut same, mut none) = (0, 0);
+    let cases = small_spaces();
+    for (model, seq, devices, batch, on, limits) in cases.iter().step_by(2) {
+        let (work, cluster) = (workload(model, *seq), cluster(on));
+        let estimator = estimator(&work, &cluster, u64::from(*batch));
+        let question = SearchRequest {
+            estimator: &estimator,
+            devices: *devices,
+            global_batch: *batch,
+            limits: limits.clone(),
+            objective: Objective::Time,
+            power: None,
+            budget: FREELY,
+        };
+        let known = search(&question).map(|answer| [answer.best, answer.others, answer.misses]);
+        let mut variations = Variations::new(&question, known.unwrap_or_default().concat());
+        let mut check = |ours: Option<Chosen>, alone: &SearchRequest<'_>, about: &str| {
+            let theirs = search(alone).ok().map(|answer| answer.best[0].clone());
+            let seconds = |chosen: &Option<Chosen>| chosen.as_ref().map(|c| c.estimate.step_time_s);
+            let (Some(a), Some(b)) = (seconds(&ours), seconds(&theirs)) else {
+                assert_eq!(seconds(&ours), seconds(&theirs), "{model}: {about}");
+                none += 1;
+                return;
+            };
+            assert!((a / b - 1.0).abs() < 1e-9, "{model}: {about}: {a}, not {b}");
+            let ours = ours.unwrap();
+            assert!(ours.fits && alone.limits.allow_all(&ours.configuration), "{model}: {about}");
+            same += 1;
+        };
+        for change in ["zero=0", "zero=3", "pp=2", "offload-optimizer=host", "recompute=full"] {
+            let (decision, number) = Limits::decision(change).unwrap();
+            let mut limits = limits.clone();
+            limits.fix(decision, number);
+            let ours = variations.with_decision(decision, number);
+            check(ours, &SearchRequest { limits, ..question }, change);
+        }
+        for share in [0.1, 0.75, 2.0] {
+            let mut sized = estimator.clone();
+            sized.memory_bytes *= share;
+            let ours = variations.with_memory(sized.memory_bytes);
+            let limits = limits.clone();
+            check(ours, &SearchRequest { estimator: &sized, limits, ..question }, "memory");
+        }
+    }
+    assert!(same > 20 && none > 0, "{same}, {none}");
+}
+
+/// A search in which nothing fits looks at the clock, and ends with its budget.
+#[test]
+fn bounds_count_where_no_leaf_is_scored() {
+    let (work, cluster) = (workload("deepseek-v3", 4096), cluster("h100"));
+    let estimator = estimator(&work, &cluster, 1024);
+    let limits = Limits::parse(&["offload-optimizer=device".to_owned()], &[], &[]).unwrap();
+    let looks = AtomicU64::new(0);
+    let [stop, on] = [3, u64::MAX].map(|most| {
+        let looks = &looks;
+        move || looks.fetch_add(1, Ordering::Relaxed) >= most
+    });
+    for budget in [
+        Budget { evaluations_max: EVALUATIONS_MAX, stop: &stop },
+        Budget { evaluations_max: 2_000, stop: &on },
+    ] {
+        let limits = limits.clone();
+        let question = SearchRequest {
+            estimator: &estimator,
+            devices: 128,
+            global_batch: 1024,
+            limits,
+            objective: Objective::Time,
+            power: None,
+            budget,
+        };
+        assert_eq!(best_below(&question, f64::INFINITY), None);
+    }
+    assert!(looks.into_inner() > 3);
 }
 
 /// Watts of a device that draws much less where it waits.

@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::{Path, Score, Tree};
 use super::decisions::{self, STEPS, SearchDomain};
-use super::known::Known;
+use super::known::{Known, held};
 use super::table::{AGAIN, Table, Tables};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
@@ -285,7 +285,7 @@ impl<'a> Space<'a> {
         let mut seconds = self.least_worth(fastest_s(&passes), &table, &c);
         let mut bytes = 0.0;
         if seconds < below {
-            bytes = self.least_bytes(&c, decided);
+            bytes = self.least_bytes(path, &c, decided);
             if self.only_fits && bytes <= self.estimator.memory_bytes {
                 passes = self.least_passes_that_fit(path, &c, &table);
                 seconds = self.least_worth(fastest_s(&passes), &table, &c);
@@ -342,8 +342,7 @@ impl<'a> Space<'a> {
     /// the recomputation with the fastest passes among those that fit.
     fn least_passes_that_fit(&self, path: &Path, c: &Configuration, table: &Table) -> Rc<Passes> {
         let recomputed = self.least_again(c, path.values().len(), |small| {
-            let bytes = self.estimator.bytes(small, &table.prices, self.count(c));
-            bytes <= self.estimator.memory_bytes
+            self.bytes_of_usual(path, small, table) <= self.estimator.memory_bytes
         });
         let passes =
             recomputed.into_iter().map(|recomputed| self.least_passes(path, table, recomputed));
@@ -408,27 +407,40 @@ impl<'a> Space<'a> {
     }
 
     /// Bytes that no leaf below has less of.
-    pub(super) fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
+    pub(super) fn least_bytes(&self, path: &Path, c: &Configuration, decided: usize) -> f64 {
         let table = self.table(self.estimator.inside(c));
-        let count = self.count(c);
         let mut least = f64::INFINITY;
         for mut small in self.smallest(c, decided) {
             // What computes the most again is the least of nearly all.
-            for (recomputed, recompute) in AGAIN.into_iter().enumerate().rev() {
+            for recompute in AGAIN.into_iter().rev() {
                 small.recompute = recompute;
-                for stages in self.cuts(c, &table, &[recomputed]) {
-                    small.stage_layers = stages;
-                    least = least.min(self.estimator.bytes(&small, &table.prices, count));
-                    if self.only_fits && least <= self.estimator.memory_bytes {
-                        return 0.0;
-                    }
+                least = least.min(self.bytes_of_usual(path, &small, &table));
+                if self.only_fits && least <= self.estimator.memory_bytes {
+                    return 0.0;
                 }
             }
             small.recompute = Recompute::Full;
-            if self.is_free(&small) && self.fits(&small, &table) {
+            if self.is_free(&small) && self.fits(path, &small, &table) {
                 return 0.0;
             }
         }
+        least
+    }
+
+    /// Bytes of the smallest of the usual stage partitions of a configuration. The path says what
+    /// its schedule is.
+    fn bytes_of_usual(&self, path: &Path, c: &Configuration, table: &Table) -> f64 {
+        if let Some(bytes) = self.known(path, |known| known.bytes.get(&held(c)).copied()) {
+            return bytes;
+        }
+        let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
+        let (mut c, count) = (c.clone(), self.count(c));
+        let mut least = f64::INFINITY;
+        for stages in self.cuts(&c, table, recomputed.as_slice()) {
+            c.stage_layers = stages;
+            least = least.min(self.estimator.bytes(&c, &table.prices, count));
+        }
+        self.known(path, |known| known.bytes.insert(held(&c), least));
         least
     }
 }
@@ -505,7 +517,7 @@ impl Tree for Space<'_> {
             // Where axes are placed does not matter to memory.
             let known = decided + 1 == INSIDE && seconds < below;
             let c = decisions::configuration(&self.domain, path);
-            let bytes = if known { self.least_bytes(&c, decided) } else { 0.0 };
+            let bytes = if known { self.least_bytes(path, &c, decided) } else { 0.0 };
             return Score { seconds, bytes };
         }
         if let Some(score) = self.meshes.borrow().get(path) {
@@ -560,16 +572,11 @@ impl Tree for Space<'_> {
 
     /// Where nothing but time is to be small: what there is, if any cut fits.
     fn bytes(&self, path: &Path) -> f64 {
-        let mut c = decisions::configuration(&self.domain, path);
-        let (table, count) = (self.table(self.estimator.inside(&c)), self.count(&c));
-        let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
-        let mut least = f64::INFINITY;
-        for stages in self.cuts(&c, &table, recomputed.as_slice()) {
-            c.stage_layers = stages;
-            least = least.min(self.estimator.bytes(&c, &table.prices, count));
-        }
+        let c = decisions::configuration(&self.domain, path);
+        let table = self.table(self.estimator.inside(&c));
+        let least = self.bytes_of_usual(path, &c, &table);
         let have = self.estimator.memory_bytes;
-        match self.is_free(&c) && least > have && self.fits(&c, &table) {
+        match self.is_free(&c) && least > have && self.fits(path, &c, &table) {
             true => have,
             false => least,
         }

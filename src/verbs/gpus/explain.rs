@@ -12,8 +12,8 @@ use planner::estimate::memory::Memory;
 use planner::estimate::{Estimate, Estimator};
 use planner::finalists::{Finalists, Held};
 use planner::limits::Limits;
-use planner::search::neighbours::searched_again;
-use planner::search::request::{Chosen, SearchResult, search};
+use planner::search::neighbours::Variations;
+use planner::search::request::{Chosen, SearchResult};
 use serde_json::{Value, json};
 
 use super::{Subject, adapted, answer, groups, padding_line, plan_row, question};
@@ -122,9 +122,21 @@ fn explanation(
 ) -> Result<String, Failure> {
     let explained = explained(subject, asked, given)?;
     let (answer, estimator) = (&explained.answer, subject.estimator()?);
-    let neighbours = neighbours(subject, asked, &estimator, answer)?;
+    let question = question(subject, asked, &estimator, Aim::Time, &|| false)?;
+    let mut neighbours = neighbours(subject, &estimator, answer);
     let best = &answer.best[0];
-    let resized = resized(subject, asked)?;
+    let listed = answer.best.iter().chain(&answer.others).chain(&answer.misses);
+    let known = listed.chain(neighbours.iter().map(|neighbour| &neighbour.chosen));
+    let mut variations = Variations::new(&question, known.cloned().collect());
+    for neighbour in &mut neighbours {
+        let decision = Limits::decision(&neighbour.change).ok();
+        neighbour.best =
+            decision.and_then(|(decision, number)| variations.with_decision(decision, number));
+    }
+    let resized = SIZES.map(|size| {
+        let memory_bytes = size * estimator.memory_bytes;
+        Resized { memory_bytes, best: variations.with_memory(memory_bytes) }
+    });
     if asked.json {
         let document = document(subject, &explained, &neighbours, &resized);
         return Ok(format!("{document:#}"));
@@ -291,10 +303,9 @@ fn priced(estimator: &Estimator<'_>, configuration: Configuration) -> Option<Cho
 /// Plans that differ from the best in one decision, as far as that makes sense, fastest first.
 fn neighbours(
     subject: &Subject,
-    asked: &RequestFlags,
     estimator: &Estimator<'_>,
     answer: &SearchResult,
-) -> Result<Vec<Neighbour>, Failure> {
+) -> Vec<Neighbour> {
     let best = &answer.best[0].configuration;
     let changed = changed(best, subject.work.depth()).into_iter();
     let mut all: Vec<Neighbour> = changed
@@ -304,23 +315,7 @@ fn neighbours(
         })
         .collect();
     all.sort_by(|a, b| a.chosen.estimate.step_time_s.total_cmp(&b.chosen.estimate.step_time_s));
-    let question = question(subject, asked, estimator, Aim::Time, &|| false)?;
-    let searched = all.iter_mut().filter_map(|neighbour| {
-        let (decision, number) = Limits::decision(&neighbour.change).ok()?;
-        // As it is, it is one of them, if the other limits allow it.
-        let mut limits = question.limits.clone();
-        limits.fix(decision, number);
-        let is_one = |known: &&Chosen| known.fits && limits.allow_all(&known.configuration);
-        let known = Some(&neighbour.chosen).filter(is_one);
-        let below_s = known.map_or(f64::INFINITY, |known| known.estimate.step_time_s);
-        neighbour.best = known.cloned();
-        Some(((decision, number, below_s), &mut neighbour.best))
-    });
-    let (changes, places): (Vec<_>, Vec<_>) = searched.unzip();
-    for (place, found) in places.into_iter().zip(searched_again(&question, &changes)) {
-        *place = found.or(place.take());
-    }
-    Ok(all)
+    all
 }
 
 /// Configurations with twice and half the ranks of an axis, for a model of `layers` layers;
@@ -427,20 +422,6 @@ struct Resized {
 
 /// Sizes that memory is asked about, as shares of what there is. Chosen: as devices are sold.
 pub(in crate::verbs) const SIZES: [f64; 3] = [0.75, 1.25, 2.0];
-
-/// The best plan with less and with more memory on each device, by a search each.
-fn resized(subject: &Subject, asked: &RequestFlags) -> Result<Vec<Resized>, Failure> {
-    let mut estimator = subject.estimator()?;
-    let have = estimator.memory_bytes;
-    let mut all = Vec::new();
-    for size in SIZES {
-        estimator.memory_bytes = size * have;
-        let question = question(subject, asked, &estimator, Aim::Time, &|| false)?;
-        let best = search(&question).ok().and_then(|answer| answer.best.into_iter().next());
-        all.push(Resized { memory_bytes: estimator.memory_bytes, best });
-    }
-    Ok(all)
-}
 
 /// Seconds of a step that a GiB more on each device saves at best.
 fn saved_per_gib(best: &Chosen, have_bytes: f64, resized: &[Resized]) -> f64 {
