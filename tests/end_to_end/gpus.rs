@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use kernels::cuda::{device_prelude, host_prelude};
+use kernels::cuda::{device_prelude, host_prelude, host_source};
 use serde_json::Value;
 
 use crate::processes;
 use crate::scratch::{Scratch, text};
-use crate::shim::compiler;
+use crate::shim::{Prelude, compiler, options};
 
 /// The driver's sources.
 const SOURCES: [&str; 2] = [
@@ -41,7 +41,7 @@ const SHARDED: &str = "--seq 32 --gbs 4 --fix dp=2 --fix zero=3 --fix mbs=2";
 /// Where machine code is kept that tests share: by the prelude behind which it was compiled.
 fn cache() -> PathBuf {
     let mut hasher = DefaultHasher::new();
-    host_prelude().hash(&mut hasher);
+    (host_prelude(), host_source()).hash(&mut hasher);
     let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver-cache");
     let own = format!("{:016x}", hasher.finish());
     for other in std::fs::read_dir(&all).into_iter().flatten().flatten() {
@@ -61,30 +61,24 @@ fn driver() -> Option<&'static Path> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
-        let mut options = String::from("-std=c++17 -O1 -w -fPIC -ffp-contract=off -fno-gnu-unique");
-        if cfg!(target_arch = "x86_64") {
-            options += " -mfma";
-        }
+        let options = options();
+        let prelude = Prelude::new(&compiler, &options, "");
         let run = |command: &mut Command| {
             let output = command.output().expect("the compiler starts");
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         };
         let mut command = Command::new(&compiler);
-        command.arg(format!("-DOPTIONS=\"{options}\""));
+        command.arg(format!("-DOPTIONS=\"{}\"", options.join(" ")));
         command.args(["-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", "-o"]);
         command.arg(folder.join(LIBRARIES[0])).args(SOURCES).arg("-ldl");
         command.arg(format!("-DCOMPILER=\"{}\"", compiler.display()));
-        for (name, prelude) in [("DEVICE", device_prelude()), ("HOST", host_prelude())] {
-            let path = folder.join(format!("{name}.h"));
-            command.arg(format!("-D{name}_PRELUDE=\"{}\"", path.display()));
-            std::fs::write(path, prelude).expect("the folder for tests can be written");
+        let device = folder.join("DEVICE.h");
+        std::fs::write(&device, device_prelude()).expect("the folder for tests can be written");
+        let files = [("DEVICE_PRELUDE", device), ("HOST_PRELUDE", prelude.header)];
+        for (name, path) in files.into_iter().chain([("HOST_OBJECT", prelude.object)]) {
+            command.arg(format!("-D{name}=\"{}\"", path.display()));
         }
         run(&mut command);
-        // What all texts include is read once.
-        let (header, read) = (folder.join("HOST.h"), folder.join("HOST.h.gch"));
-        let mut command = Command::new(&compiler);
-        command.args(options.split(' ')).args(["-x", "c++-header"]).arg(header);
-        run(command.arg("-o").arg(read));
         for name in &LIBRARIES[1..] {
             // Links to one file are one library when they are opened.
             let linked = std::os::unix::fs::symlink(LIBRARIES[0], folder.join(name));

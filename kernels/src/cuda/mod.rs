@@ -8,7 +8,7 @@
 //! * Printers decide nothing, and print no PTX: text calls named functions of a prelude, such as
 //!   `cp_async` or `warp_mma`. There are two preludes, [`device_prelude`] for CUDA and
 //!   [`host_prelude`] for a CPU on which a block's threads are fibers, so that the text that runs
-//!   on a GPU is executed in tests without one.
+//!   on a GPU is executed in tests without one; the bodies of the latter are [`host_source`].
 //! * What differs by rank or by call is a launch scalar, [`Function::scalars`]. What TMA copies is
 //!   described by [`Tile::maps`], which a launch passes after them.
 //! * No sum depends on timing: blocks that add to one sum do so in turn. Floating-point numbers are
@@ -97,15 +97,34 @@ use crate::kernel::Kernel;
 const PARTS: &str = include_str!("prelude/parts.h");
 const DEVICE_PARTS: &str = include_str!("prelude/device.cuh");
 const HOST_PARTS: &str = include_str!("prelude/host.h");
+/// Closes what hides the prelude's functions from other libraries.
+const HOST_END: &str = "#pragma GCC visibility pop";
+/// Bodies and state of the prelude for CPUs, in their order.
+const HOST_SOURCES: [&str; 3] = [
+    include_str!("prelude/host/fibers.cpp"),
+    include_str!("prelude/host/tensor_cores.cpp"),
+    include_str!("prelude/host/checks.cpp"),
+];
 
 /// What stands before the text of functions for a GPU.
 pub fn device_prelude() -> String {
     format!("{DEVICE_PARTS}\n{PARTS}")
 }
 
-/// What stands before the text of functions for a CPU.
+/// What stands before the text of functions for a CPU: a header, to be precompiled. Its functions
+/// are those of [`host_source`].
 pub fn host_prelude() -> String {
-    format!("{HOST_PARTS}\n{PARTS}")
+    format!("{HOST_PARTS}\n{PARTS}\n{HOST_END}\n")
+}
+
+/// What the text of functions for a CPU calls: compiled once behind [`host_prelude`], it is linked
+/// to each library of such text, which has state of its own.
+///
+/// With `-DSHIM_CHECKED -fsanitize=thread`, as the text has it too, it has the hooks of the
+/// compiler's, and checks what they see. With `-DSHIM_COUNTED` as well somebody else's functions
+/// behind it count accesses: `shim::count_access` and others that it declares.
+pub fn host_source() -> String {
+    HOST_SOURCES.join("\n")
 }
 
 /// The name of a function of a kernel in [`unit()`]: by both of their numbers.

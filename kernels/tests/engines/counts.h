@@ -8,6 +8,8 @@
 #include <set>
 #include <tuple>
 
+#pragma GCC visibility push(hidden)
+
 namespace shim {
 
 // Of global memory, sectors of 32 bytes that requests touch, and as many as their bytes fill. Of
@@ -21,12 +23,12 @@ struct Lane { unsigned int thread; u_int64_t place; size_t bytes; };
 struct Request { std::vector<Lane> lanes; bool is_global, is_matrix; };
 typedef std::tuple<unsigned int, const void*, u_int64_t> RequestKey;
 
-inline thread_local Counts counts;
-inline thread_local std::vector<Region> regions;
+thread_local Counts counts;
+thread_local std::vector<Region> regions;
 // Those of the block: by warp, instruction, and how often a lane has come by it.
-inline thread_local std::map<RequestKey, Request> requests;
-inline thread_local std::map<std::pair<unsigned int, const void*>, u_int64_t> passed;
-inline thread_local u_int64_t counted_serial = 0;
+thread_local std::map<RequestKey, Request> requests;
+thread_local std::map<std::pair<unsigned int, const void*>, u_int64_t> passed;
+thread_local u_int64_t counted_serial = 0;
 
 inline void count_request(Request& of) {
   std::sort(of.lanes.begin(), of.lanes.end(), [](const Lane& a, const Lane& b) { return a.thread < b.thread; });
@@ -145,6 +147,8 @@ UNCHECKED inline void count_box(const TensorMap& map, const int* first) {
 }
 
 }  // namespace shim
+
+#pragma GCC visibility pop
 
 // A buffer of the next launches.
 extern "C" void shim_region(const void* start, size_t bytes) {

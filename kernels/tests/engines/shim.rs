@@ -4,6 +4,8 @@
 
 #[path = "gpu.rs"]
 mod gpu;
+#[path = "prelude.rs"]
+mod prelude;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -13,7 +15,9 @@ use std::sync::Mutex;
 
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{View, ViewMut};
-use gantline_kernels::cuda::{Buffer, Functions, host_prelude};
+use gantline_kernels::cuda::{Buffer, Functions};
+
+pub(crate) use prelude::{Prelude, options};
 
 /// Kernels, compiled.
 pub(crate) struct Library {
@@ -120,10 +124,7 @@ impl Library {
         change: Change<'_>,
         options: &[&str],
     ) -> Option<Library> {
-        let mut text = host_prelude();
-        if options.contains(&COUNTED) {
-            text += include_str!("counts.h");
-        }
+        let mut text = String::new();
         // Functions of the same text are one.
         let mut symbols: Vec<Vec<String>> = Vec::new();
         let mut known: HashMap<String, String> = HashMap::new();
@@ -301,34 +302,26 @@ pub(crate) fn on_gpu() -> bool {
 
 /// The C++ compiler of this machine.
 pub(crate) fn compiler() -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH")?;
-    std::env::split_paths(&paths)
-        .flat_map(|folder| ["c++", "g++", "clang++"].map(|name| folder.join(name)))
-        .find(|path| path.is_file())
+    prelude::executable(&["c++", "g++", "clang++"])
 }
 
-fn compiled(name: &str, text: &str, options: &[&str]) -> Option<PathBuf> {
+fn compiled(name: &str, text: &str, more: &[&str]) -> Option<PathBuf> {
     let compiler = compiler()?;
+    let options = [&options(), more].concat();
+    let counts = if more.contains(&COUNTED) { include_str!("counts.h") } else { "" };
+    let prelude = Prelude::new(&compiler, &options, counts);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (source, object) =
-        (folder.join(format!("{name}.cpp")), folder.join(format!("lib{name}.so")));
+    let [source, unlinked, object] =
+        [format!("{name}.cpp"), format!("{name}.o"), format!("lib{name}.so")]
+            .map(|name| folder.join(name));
     std::fs::write(&source, text).expect("the folder for tests can be written");
-    let run = |arguments: &[&str], from: &Path, to: &Path| {
-        let mut command = Command::new(&compiler);
-        command.args(arguments).arg("-o").arg(to).arg(from);
-        let output = command.output().expect("the compiler starts");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {told}", source.display());
-    };
-    let unlinked = folder.join(format!("{name}.o"));
-    let mut arguments = vec!["-std=c++17", "-O1", "-w", "-fPIC", "-c", "-ffp-contract=off"];
-    if cfg!(target_arch = "x86_64") {
-        arguments.push("-mfma");
-    }
-    arguments.extend(options);
-    run(&arguments, &source, &unlinked);
-    // Without options: hooks are those of the text, not those of a library of the compiler's.
-    run(&["-shared"], &unlinked, &object);
+    let mut command = Command::new(&compiler);
+    command.args(options).arg("-include").arg(&prelude.header).arg("-c").arg(&source);
+    prelude::run(command.arg("-o").arg(&unlinked));
+    // Without more options: hooks are the prelude's, not those of a library of the compiler's.
+    let mut command = Command::new(&compiler);
+    command.args(prelude::options()).arg("-shared").arg(&unlinked).arg(&prelude.object);
+    prelude::run(command.arg("-o").arg(&object));
     Some(object)
 }
 

@@ -9,8 +9,8 @@
 // fails, and new memory holds no zeros. How many there are, of which architecture and with how many
 // bytes, the environment says: FAKE_GPUS=2, FAKE_CAPABILITY=9.0, FAKE_BYTES=1073741824, FAKE_NAME=GPU.
 //
-// Compiled with COMPILER, the compiler of this machine, its OPTIONS for texts, and DEVICE_PRELUDE and
-// HOST_PRELUDE, files.
+// Compiled with COMPILER, the compiler of this machine, its OPTIONS for texts, and files:
+// DEVICE_PRELUDE, HOST_PRELUDE, and HOST_OBJECT, which has what texts call behind the latter.
 
 #include <atomic>
 #include <cstdint>
@@ -419,8 +419,8 @@ int nvrtcCompileProgram(void* asked, int, const char* const*) {
   std::string path = fresh("text"), source = path + "/a.cpp", object = path + "/a.so", log = path + "/log";
   if (mkdir(path.c_str(), 0700)) return program.log = "no folder", 1;
   std::ofstream(source) << rest << "\n" << launchers;
-  std::string command = std::string(COMPILER) + " " + OPTIONS + " -shared -Wl,-Bsymbolic -include " + HOST_PRELUDE;
-  command += " -o " + object + " " + source + " 2> " + log;
+  std::string command = std::string(COMPILER) + " " + OPTIONS + " -shared -include " + HOST_PRELUDE;
+  command += " -o " + object + " " + source + " " + HOST_OBJECT + " 2> " + log;
   int status = system(command.c_str());
   program.log = contents(log);
   std::string library = contents(object);
