@@ -176,6 +176,8 @@ pub struct Explored {
     pub evaluated: u64,
     /// Leaves that were scored ahead of that; they are accounted for once more.
     pub scored_ahead: u64,
+    /// What of the budget is spent: those, and bounds as parts of one.
+    pub spent: u64,
     /// Leaves that cannot be better than the best.
     pub bounded_out: u128,
     /// Leaves that cannot fit.
@@ -413,6 +415,7 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// The result of the search of a tree with `total` candidates.
     fn done(self, total: u128) -> Explored {
+        let spent = self.spent();
         let Seen { best, kinds, evaluated, scored_ahead, .. } = self.seen;
         let Seen { bounded_out, too_large, open_s, stopped, .. } = self.seen;
         let fastest = best.map_or(f64::INFINITY, |leaf| leaf.score.seconds);
@@ -420,6 +423,7 @@ impl<'a, T: Tree> Walker<'a, T> {
             total,
             evaluated,
             scored_ahead,
+            spent,
             bounded_out,
             too_large,
             complete: !stopped,

@@ -303,10 +303,9 @@ fn the_search_finds_what_trying_everything_finds() {
         assert!(bound <= best * (1.0 + 1e-9), "SEED={seed}: bound {bound} above {best}");
         gaps.push(best / bound - 1.0);
         // Cut off early, it says how far it may be off, and never too little.
-        let few = (found.scored_ahead + found.evaluated) / 2 + 1;
+        let few = found.spent / 2 + 1;
         let early = explored(&space, few);
-        let is_used_up = early.scored_ahead + early.evaluated >= few;
-        assert!(early.complete || is_used_up, "SEED={seed}: {early:?} of {few}");
+        assert!(early.complete || early.spent >= few, "SEED={seed}: {early:?} of {few}");
         assert!(early.bound_s <= best * (1.0 + 1e-9), "SEED={seed}: {} {best}", early.bound_s);
     }
     gaps.sort_by(f64::total_cmp);

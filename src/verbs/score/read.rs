@@ -4,6 +4,7 @@
 //! What a file says and a configuration does not is returned, never dropped silently; what is
 //! impossible is reported with its place, all at once.
 
+mod arithmetic;
 mod calculon;
 mod deepspeed;
 mod launched;

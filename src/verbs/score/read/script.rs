@@ -1,11 +1,12 @@
 //! Flags in a shell script: comments, continued lines, quotes, arrays, and variables that the
-//! script itself sets to a word, or that Slurm sets.
+//! script itself sets to a word or to arithmetic, or that Slurm sets.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::Value as Json;
 
+use super::arithmetic::{evaluated, split_at_end};
 use super::said::Word;
 use super::slurm::{self, Allocation};
 
@@ -13,8 +14,18 @@ use super::slurm::{self, Allocation};
 /// what they are on the devices of `allocation`.
 pub(super) fn flags(text: &str, allocation: Allocation) -> Vec<Word> {
     let words = words(text);
-    let mut variables = BTreeMap::new();
-    for (word, _) in &words {
+    let plain = paired(&words, &assigned(&words, BTreeMap::new()));
+    let slurm = slurm::variables(text, &plain, allocation).into_iter();
+    let set = slurm.map(|(name, value)| (name.to_owned(), value.to_string())).collect();
+    paired(&words, &assigned(&words, set))
+}
+
+/// Variables that words set, one after the other, where some are set before them.
+fn assigned(
+    words: &[(String, Range<usize>)],
+    mut variables: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    for (word, _) in words {
         if let Some((name, value)) = word.split_once('=')
             && !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -22,15 +33,15 @@ pub(super) fn flags(text: &str, allocation: Allocation) -> Vec<Word> {
             // `NAME=${NAME:-word}` is the word, where nothing else sets it.
             let own = format!("${{{name}:-");
             let default = value.strip_prefix(&own).and_then(|rest| rest.strip_suffix('}'));
-            variables.insert(name.to_owned(), default.unwrap_or(value).to_owned());
+            let value = match default.unwrap_or(value) {
+                // It may be of what the variable was before.
+                arithmetic if arithmetic.starts_with("$((") => replaced(arithmetic, &variables),
+                word => word.to_owned(),
+            };
+            variables.insert(name.to_owned(), value);
         }
     }
-    // What the script sets counts before what Slurm has set.
-    let plain = paired(&words, &variables);
-    for (name, value) in slurm::variables(text, &plain, allocation) {
-        variables.entry(name.to_owned()).or_insert(value.to_string());
-    }
-    paired(&words, &variables)
+    variables
 }
 
 /// Flags among words whose variables are replaced, each with the word that follows it, or nothing.
@@ -54,17 +65,28 @@ fn paired(words: &[(String, Range<usize>)], variables: &BTreeMap<String, String>
 }
 
 /// Words of a script with their places, without comments and quotes. Parentheses without quotes end
-/// words, and so does the end of a line that goes on. Quotes are not looked for past a line: an
-/// apostrophe in a text is none.
+/// words, and so does the end of a line that goes on; those of arithmetic are of its word. Quotes
+/// are not looked for past a line: an apostrophe in a text is none.
 fn words(text: &str) -> Vec<(String, Range<usize>)> {
     let mut words = Vec::new();
     let mut word: Option<(String, Range<usize>)> = None;
     let mut is_comment = false;
     let mut quote = None;
+    let mut arithmetic_end = 0;
     for (at, c) in text.char_indices() {
         is_comment &= c != '\n';
         quote = quote.filter(|_| c != '\n');
         let rest = &text[at..];
+        if at >= arithmetic_end && !is_comment {
+            let arithmetic = rest.strip_prefix("$((").and_then(split_at_end);
+            arithmetic_end = arithmetic.map_or(0, |(_, after)| text.len() - after.len());
+        }
+        if at < arithmetic_end {
+            let (letters, place) = word.get_or_insert_with(|| (String::new(), at..at));
+            place.end = at + c.len_utf8();
+            letters.push(c);
+            continue;
+        }
         let goes_on = rest.starts_with("\\\n") || rest.starts_with("\\\r\n");
         let ends = quote.is_none() && "();".contains(c);
         if is_comment || goes_on || c.is_whitespace() || ends {
@@ -90,27 +112,91 @@ fn words(text: &str) -> Vec<(String, Range<usize>)> {
     words
 }
 
-/// A word with what its variables stand for, as far as they are set, and what they stand for.
+/// Variables and arithmetic of a word that are replaced at most: a loop of variables ends here.
+const REPLACED_MAX: usize = 16;
+
+/// A word with what its variables and its arithmetic stand for, as far as they are set, and what
+/// they stand for.
 fn replaced(word: &str, variables: &BTreeMap<String, String>) -> String {
+    let number = |name: &str| -> Option<i64> {
+        let word = format!("${{{name}}}");
+        filled(&word, &|rest| variable(rest, variables)).parse().ok()
+    };
+    let arithmetic = |rest: &str| {
+        let (text, after) = split_at_end(rest.strip_prefix("((")?)?;
+        Some((evaluated(text, &number)?.to_string(), after.len()))
+    };
+    filled(word, &|rest| arithmetic(rest).or_else(|| variable(rest, variables)))
+}
+
+/// A word with what stands for each `$`, the first one first, until nothing does. That and how much
+/// is left is what `stands_for` says of what is behind the `$`.
+fn filled(word: &str, stands_for: &dyn Fn(&str) -> Option<(String, usize)>) -> String {
     let mut word = word.to_owned();
-    // A variable may stand for another; a loop of them ends here.
-    for _ in 0..4 {
+    for _ in 0..REPLACED_MAX {
         let Some(at) = word.find('$') else { break };
-        let rest = &word[at + 1..];
-        let (name, after) = match rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
-            // The default of `${NAME:-word}` counts where nothing is set.
-            Some((name, after)) => (name, after),
-            None => {
-                let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-                rest.split_at(rest.find(|c| !is_name(c)).unwrap_or(rest.len()))
-            }
-        };
-        let (name, default) = match name.split_once(":-") {
-            Some((name, default)) => (name, Some(default.to_owned())),
-            None => (name, None),
-        };
-        let Some(value) = variables.get(name).cloned().or(default) else { break };
-        word = format!("{}{value}{after}", &word[..at]);
+        let Some((value, left)) = stands_for(&word[at + 1..]) else { break };
+        word = format!("{}{value}{}", &word[..at], &word[word.len() - left..]);
     }
     word
+}
+
+/// What a variable at the start of a text stands for, and how much of the text is behind it.
+fn variable(rest: &str, variables: &BTreeMap<String, String>) -> Option<(String, usize)> {
+    let (name, after) = match rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
+        Some(split) => split,
+        None => {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            rest.split_at(rest.find(|c| !is_name(c)).unwrap_or(rest.len()))
+        }
+    };
+    // The default of `${NAME:-word}` counts where nothing is set.
+    let (name, default) = match name.split_once(":-") {
+        Some((name, default)) => (name, Some(default.to_owned())),
+        None => (name, None),
+    };
+    let value = variables.get(name).cloned().or(default)?;
+    Some((value, after.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the flags of a script are, on some devices of nodes of eight.
+    fn said(script: &str, devices: Option<u32>) -> Vec<String> {
+        let flags = flags(script, Allocation { devices, per_node: Some(8) });
+        flags.iter().map(|word| format!("{}={}", word.name, word.value.as_str().unwrap())).collect()
+    }
+
+    #[test]
+    fn arithmetic_is_evaluated_as_a_shell_does() {
+        let script = "GPUS_PER_NODE=8\nNNODES=${NNODES:-4}\n\
+            WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))  # of all\n\
+            TP=4; PP=2\nDP=\"$(( WORLD_SIZE / (TP*PP) ))\"\n\
+            DP=$((DP * 1))\n\
+            torchrun --nnodes $NNODES x.py --global-batch-size $(( DP * 16 )) \\\n\
+            --micro-batch-size=$((DP/2)) --train-iters $((UNSET + 1)) --lr $TP$PP.$((TP-1))\n";
+        let expected = [
+            "--nnodes=4",
+            "--global-batch-size=64",
+            "--micro-batch-size=2",
+            "--train-iters=$((UNSET + 1))",
+            "--lr=42.3",
+        ];
+        assert_eq!(said(script, None), expected);
+    }
+
+    #[test]
+    fn arithmetic_knows_what_slurm_sets() {
+        let script = "WORLD=$((SLURM_NNODES * 8))\nsrun x.py --global-batch-size $((WORLD * 2))\n";
+        assert_eq!(said(script, Some(32)), ["--global-batch-size=64"]);
+        assert_eq!(said(script, None), ["--global-batch-size=$((WORLD * 2))"]);
+    }
+
+    /// Variables that stand for each other end, however many they are.
+    #[test]
+    fn loops_of_variables_end() {
+        assert_eq!(said("A=$A$A\nB=$((B + B))\nx --a $((A)) --b $B", None).len(), 2);
+    }
 }
