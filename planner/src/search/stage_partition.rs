@@ -199,11 +199,10 @@ impl Space<'_> {
     pub(super) fn known<T>(&self, path: &Path, of: impl FnOnce(&mut Known) -> T) -> T {
         let schedule = path.first(SCHEDULE);
         let mut kept = self.known.borrow_mut();
-        let known = match kept.take().filter(|(other, _)| *other == schedule) {
-            Some((_, known)) => known,
-            None => Known::default(),
-        };
-        of(&mut kept.insert((schedule, known)).1)
+        if kept.as_ref().is_some_and(|(other, _)| *other != schedule) {
+            *kept = None;
+        }
+        of(&mut kept.get_or_insert_with(|| (schedule, Known::default())).1)
     }
 
     /// [`Cuts::least`] of what is recomputed, found once for a schedule.

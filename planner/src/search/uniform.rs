@@ -427,8 +427,8 @@ impl<'a> Space<'a> {
         least
     }
 
-    /// Bytes of the smallest of the usual stage partitions of a configuration. The path says what
-    /// its schedule is.
+    /// Bytes of the smallest of the usual stage partitions of a configuration, or of one that fits,
+    /// where no more is asked. The path says what its schedule is.
     fn bytes_of_usual(&self, path: &Path, c: &Configuration, table: &Table) -> f64 {
         if let Some(bytes) = self.known(path, |known| known.bytes.get(&held(c)).copied()) {
             return bytes;
@@ -439,6 +439,9 @@ impl<'a> Space<'a> {
         for stages in self.cuts(&c, table, recomputed.as_slice()) {
             c.stage_layers = stages;
             least = least.min(self.estimator.bytes(&c, &table.prices, count));
+            if self.only_fits && least <= self.estimator.memory_bytes {
+                return least;
+            }
         }
         self.known(path, |known| known.bytes.insert(held(&c), least));
         least
