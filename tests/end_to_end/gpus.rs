@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::processes;
 use crate::scratch::{Scratch, text};
-use crate::shim::{Prelude, compiler, options};
+use crate::shim::{Prelude, compiler, options, run};
 
 /// The driver's sources.
 const SOURCES: [&str; 2] = [
@@ -63,10 +63,6 @@ fn driver() -> Option<&'static Path> {
         std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
         let options = options();
         let prelude = Prelude::new(&compiler, &options, "");
-        let run = |command: &mut Command| {
-            let output = command.output().expect("the compiler starts");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        };
         let mut command = Command::new(&compiler);
         command.arg(format!("-DOPTIONS=\"{}\"", options.join(" ")));
         command.args(["-std=c++17", "-O1", "-Wall", "-fPIC", "-shared", "-o"]);

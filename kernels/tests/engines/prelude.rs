@@ -22,10 +22,10 @@ impl Prelude {
         /// Threads that want the same wait for one of them.
         static BUILDS: Mutex<()> = Mutex::new(());
         let (header, source) = (host_prelude(), host_source() + more);
+        let version =
+            Command::new(compiler).arg("--version").output().expect("the compiler starts");
         let mut hasher = DefaultHasher::new();
-        // A compiler's own name has its version.
-        let itself = std::fs::canonicalize(compiler).expect("the compiler is there");
-        (itself, options, &header, &source).hash(&mut hasher);
+        (version.stdout, options, &header, &source).hash(&mut hasher);
         let name = format!("host-{:016x}", hasher.finish());
         let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let folder = all.join(&name);

@@ -17,7 +17,7 @@ use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{View, ViewMut};
 use gantline_kernels::cuda::{Buffer, Functions};
 
-pub(crate) use prelude::{Prelude, options};
+pub(crate) use prelude::{Prelude, options, run};
 
 /// Kernels, compiled.
 pub(crate) struct Library {
@@ -317,11 +317,11 @@ fn compiled(name: &str, text: &str, more: &[&str]) -> Option<PathBuf> {
     std::fs::write(&source, text).expect("the folder for tests can be written");
     let mut command = Command::new(&compiler);
     command.args(options).arg("-include").arg(&prelude.header).arg("-c").arg(&source);
-    prelude::run(command.arg("-o").arg(&unlinked));
+    run(command.arg("-o").arg(&unlinked));
     // Without more options: hooks are the prelude's, not those of a library of the compiler's.
     let mut command = Command::new(&compiler);
     command.args(prelude::options()).arg("-shared").arg(&unlinked).arg(&prelude.object);
-    prelude::run(command.arg("-o").arg(&object));
+    run(command.arg("-o").arg(&object));
     Some(object)
 }
 

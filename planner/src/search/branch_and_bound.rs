@@ -148,7 +148,7 @@ pub enum Objective {
 /// How far a walk may go.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
-    /// Leaves that are scored at most; bounds count too, as parts of one.
+    /// Leaves that are scored at most; each bound counts as a 32nd of one.
     pub evaluations_max: u64,
     /// Says when to stop, by a clock: answers then depend on the machine.
     pub stop: &'a (dyn Fn() -> bool + Sync),
@@ -176,7 +176,7 @@ pub struct Explored {
     pub evaluated: u64,
     /// Leaves that were scored ahead of that; they are accounted for once more.
     pub scored_ahead: u64,
-    /// What of the budget is spent: those, and bounds as parts of one.
+    /// The budget that is spent: these leaves, and a 32nd for each bound.
     pub spent: u64,
     /// Leaves that cannot be better than the best.
     pub bounded_out: u128,
@@ -388,7 +388,7 @@ impl<'a, T: Tree> Walker<'a, T> {
         self.scored() + self.seen.bounds / BOUNDS_PER_LEAF
     }
 
-    /// Whether the budget is used up. What has the bound is then left out.
+    /// Whether the budget is used up. If so, what lies above `bound` is recorded as left open.
     fn stops(&mut self, bound: Score) -> bool {
         let spent = self.spent();
         if !self.seen.stopped {

@@ -1,4 +1,4 @@
-//! What a search has already found out of a schedule.
+//! What a search already knows about a schedule.
 
 use rustc_hash::FxHashMap;
 
@@ -20,15 +20,15 @@ pub(super) struct Known {
     /// whose step is faster than `seconds`.
     pub(super) after_s: FxHashMap<Path, [f64; 2]>,
     /// Bytes of the smallest of the usual stage partitions.
-    pub(super) bytes: FxHashMap<Held, f64>,
+    pub(super) bytes: FxHashMap<MemoryDecisions, f64>,
     /// Whether any stage partition fits.
-    pub(super) fits: FxHashMap<Held, bool>,
+    pub(super) fits: FxHashMap<MemoryDecisions, bool>,
 }
 
-/// What decides, beside the schedule and the stage partition, what a device holds.
-pub(super) type Held = (Zero, Offload, Recompute);
+/// The decisions after the schedule: with it and the stage partition they say what a device holds.
+pub(super) type MemoryDecisions = (Zero, Offload, Recompute);
 
-/// What decides what a device of a configuration holds.
-pub(super) fn held(c: &Configuration) -> Held {
+/// Those of a configuration.
+pub(super) fn memory_decisions(c: &Configuration) -> MemoryDecisions {
     (c.zero, c.offload, c.recompute)
 }

@@ -1,13 +1,13 @@
 //! Searches near an answer: one decision is another, or devices have another memory, and all else
 //! is searched again.
 
-use super::branch_and_bound::{Budget, Objective};
-use super::request::{Chosen, SearchRequest, best_with, extreme};
+use super::branch_and_bound::Budget;
+use super::request::{Chosen, SearchRequest, best_with, smallest_with};
 use super::table::Tables;
 use crate::limits::{Decision, Limits};
 
-/// Configurations that are priced for another decision at most, with their bounds. Chosen: some
-/// seconds at most; searches of dense models end by themselves before.
+/// The budget of each search: leaves, and bounds as parts of one. Chosen: some seconds at most;
+/// searches of dense models end by themselves before.
 const EVALUATIONS_MAX: u64 = 20_000;
 
 /// A question whose variations are answered, on the same devices.
@@ -21,7 +21,8 @@ pub struct Variations<'a> {
 }
 
 impl<'a> Variations<'a> {
-    /// Variations of a question of which some configurations are known, whether they fit or not.
+    /// Variations of a question about time, of which some configurations are known, whether they
+    /// fit or not.
     pub fn new(question: &'a SearchRequest<'a>, known: Vec<Chosen>) -> Variations<'a> {
         Variations { question, tables: Tables::default(), known }
     }
@@ -31,12 +32,11 @@ impl<'a> Variations<'a> {
     pub fn with_decision(&mut self, decision: Decision, number: usize) -> Option<Chosen> {
         let mut limits = self.question.limits.clone();
         limits.fix(decision, number);
-        let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..self.question.budget };
-        self.answer(&SearchRequest { limits, budget, ..*self.question })
+        self.answer(&SearchRequest { limits, ..*self.question })
     }
 
-    /// The fastest configuration that fits into other memory of a device, in bytes; none where
-    /// nothing fits.
+    /// The fastest configuration that fits into other memory of a device, in bytes; none where none
+    /// was found.
     pub fn with_memory(&mut self, memory_bytes: f64) -> Option<Chosen> {
         let mut estimator = self.question.estimator.clone();
         estimator.memory_bytes = memory_bytes;
@@ -44,16 +44,16 @@ impl<'a> Variations<'a> {
         self.answer(&SearchRequest { estimator: &estimator, limits, ..*self.question })
     }
 
-    fn answer(&mut self, asked: &SearchRequest<'_>) -> Option<Chosen> {
-        asked.limits.check().ok()?;
-        let have = asked.estimator.memory_bytes;
-        let known = fastest(&self.known, &asked.limits, have);
-        // The search for the least memory is the shorter one.
-        if known.is_none() && !extreme(asked, &asked.limits, Objective::Memory)?.fits {
-            return None;
-        }
+    fn answer(&mut self, request: &SearchRequest<'_>) -> Option<Chosen> {
+        request.limits.check().ok()?;
+        let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..request.budget };
+        let request = &SearchRequest { budget, limits: request.limits.clone(), ..*request };
+        // The smallest is found soon, and where it fits it is fast enough to begin with.
+        let smallest = || smallest_with(request, &self.tables).filter(|chosen| chosen.fits);
+        let have = request.estimator.memory_bytes;
+        let known = fastest(&self.known, &request.limits, have).or_else(smallest);
         let below_s = known.as_ref().map_or(f64::INFINITY, |known| known.estimate.step_time_s);
-        let found = best_with(asked, &self.tables, below_s);
+        let found = best_with(request, &self.tables, below_s);
         self.known.extend(found.clone());
         found.or(known)
     }

@@ -491,12 +491,16 @@ pub(super) fn best_with(
     extreme_of(&space, Objective::Time, &question.budget, below).0
 }
 
+/// The smallest configuration, with the price tables of other requests for the same devices.
+pub(super) fn smallest_with(question: &SearchRequest<'_>, tables: &Tables) -> Option<Chosen> {
+    let SearchRequest { estimator, devices, global_batch, limits, .. } = question;
+    let domain = SearchDomain::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let space = Space::with(estimator, domain.searched_for(Objective::Memory), tables);
+    extreme_of(&space, Objective::Memory, &question.budget, f64::INFINITY).0
+}
+
 /// The fastest configuration that fits, or the smallest one.
-pub(super) fn extreme(
-    question: &SearchRequest<'_>,
-    limits: &Limits,
-    objective: Objective,
-) -> Option<Chosen> {
+fn extreme(question: &SearchRequest<'_>, limits: &Limits, objective: Objective) -> Option<Chosen> {
     let SearchRequest { estimator, devices, global_batch, .. } = *question;
     let domain = SearchDomain::new(estimator.workload(), devices, global_batch, limits.clone());
     let mut space = Space::new(estimator, domain.searched_for(objective));

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::{Leaf, Path, ROUNDING, Score};
 use super::decisions;
-use super::known::{Known, held};
+use super::known::{Known, memory_decisions};
 use super::table::{AGAIN, Table};
 use super::uniform::{INSIDE, SCHEDULE, Space};
 use crate::configuration::{Configuration, Recompute};
@@ -81,13 +81,14 @@ impl Space<'_> {
 
     /// Whether any cut of a configuration fits. The path says what its schedule is.
     pub(super) fn fits(&self, path: &Path, c: &Configuration, table: &Table) -> bool {
-        if let Some(fits) = self.known(path, |known| known.fits.get(&held(c)).copied()) {
+        if let Some(fits) = self.known(path, |known| known.fits.get(&memory_decisions(c)).copied())
+        {
             return fits;
         }
         let sums = table.sums(self.estimator.sends_far(c));
         let cuts = self.estimator.cuts(c, (&table.prices, sums), self.count(c), Rc::default());
         let fits = cuts.fitting(self.estimator.memory_bytes).is_some();
-        self.known(path, |known| known.fits.insert(held(c), fits));
+        self.known(path, |known| known.fits.insert(memory_decisions(c), fits));
         fits
     }
 

@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::{Path, Score, Tree};
 use super::decisions::{self, STEPS, SearchDomain};
-use super::known::{Known, held};
+use super::known::{Known, memory_decisions};
 use super::table::{AGAIN, Table, Tables};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
@@ -427,10 +427,12 @@ impl<'a> Space<'a> {
         least
     }
 
-    /// Bytes of the smallest of the usual stage partitions of a configuration, or of one that fits,
-    /// where no more is asked. The path says what its schedule is.
+    /// Bytes of the smallest of the usual stage partitions of a configuration; where only fitting
+    /// matters, of the first that fits, which is not kept. The path says what its schedule is.
     fn bytes_of_usual(&self, path: &Path, c: &Configuration, table: &Table) -> f64 {
-        if let Some(bytes) = self.known(path, |known| known.bytes.get(&held(c)).copied()) {
+        if let Some(bytes) =
+            self.known(path, |known| known.bytes.get(&memory_decisions(c)).copied())
+        {
             return bytes;
         }
         let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
@@ -443,7 +445,7 @@ impl<'a> Space<'a> {
                 return least;
             }
         }
-        self.known(path, |known| known.bytes.insert(held(&c), least));
+        self.known(path, |known| known.bytes.insert(memory_decisions(&c), least));
         least
     }
 }

@@ -126,7 +126,8 @@ fn explanation(
     let mut neighbours = neighbours(subject, &estimator, answer);
     let best = &answer.best[0];
     let listed = answer.best.iter().chain(&answer.others).chain(&answer.misses);
-    let known = listed.chain(neighbours.iter().map(|neighbour| &neighbour.chosen));
+    let known = listed.chain(&explained.fastest);
+    let known = known.chain(neighbours.iter().map(|neighbour| &neighbour.chosen));
     let mut variations = Variations::new(&question, known.cloned().collect());
     for neighbour in &mut neighbours {
         let decision = Limits::decision(&neighbour.change).ok();

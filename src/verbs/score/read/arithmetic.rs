@@ -2,21 +2,34 @@
 //!
 //! ```text
 //! sum  := product (("+"|"-") product)*      product := unary (("*"|"/"|"%") unary)*
-//! unary := ("+"|"-") unary | atom           atom    := number | name | "$"name | "${"…"}" | (sum)
+//! unary := ("+"|"-") unary | atom           atom    := number | variable | (sum)
 //! ```
+//!
+//! Anything else has no value here, rather than another one than a shell gives it: `++` and `--`,
+//! `**`, comparisons, assignments, and numbers of another base, such as `010`.
 
-/// The value of an expression, where it is one and all its names have values; `value_of` gives that
-/// of a name, with what of `${…}` follows it.
-pub(super) fn evaluated(text: &str, value_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
-    let mut rest = Rest { text, value_of };
+/// Bytes of an expression at most. Chosen: ten times those of a long one; each sign or parenthesis
+/// is a call more, and each `$((` is looked at as far as this.
+const LENGTH_MAX: usize = 1000;
+
+/// What a variable stands for that a text starts with, after its `$` if it has one, and how many
+/// bytes of the text are behind it.
+pub(super) type NumberAt<'a> = &'a dyn Fn(&str) -> Option<(i64, usize)>;
+
+/// The value of an expression, where it is one and all its variables are numbers.
+pub(super) fn evaluated(text: &str, number_at: NumberAt<'_>) -> Option<i64> {
+    if text.contains("++") || text.contains("--") {
+        return None;
+    }
+    let mut rest = Rest { text, number_at };
     let value = rest.sum()?;
     rest.text.trim_start().is_empty().then_some(value)
 }
 
-/// The expression that stands at the start of `text`, behind `$((`, and what is behind its end.
+/// Splits what follows a `$((` into the expression and what is behind its `))`.
 pub(super) fn split_at_end(text: &str) -> Option<(&str, &str)> {
     let mut open = 0_usize;
-    for (at, c) in text.char_indices() {
+    for (at, c) in text.char_indices().take_while(|(at, _)| *at <= LENGTH_MAX) {
         match c {
             '(' => open += 1,
             ')' if open > 0 => open -= 1,
@@ -27,10 +40,17 @@ pub(super) fn split_at_end(text: &str) -> Option<(&str, &str)> {
     None
 }
 
+/// A number as a shell reads it, of base ten.
+pub(super) fn decimal(word: &str) -> Option<i64> {
+    let digits = word.strip_prefix('-').unwrap_or(word);
+    let is_octal = digits.len() > 1 && digits.starts_with('0');
+    word.parse().ok().filter(|_| !is_octal)
+}
+
 /// What is still to be read.
 struct Rest<'a> {
     text: &'a str,
-    value_of: &'a dyn Fn(&str) -> Option<i64>,
+    number_at: NumberAt<'a>,
 }
 
 impl<'a> Rest<'a> {
@@ -65,8 +85,7 @@ impl<'a> Rest<'a> {
     }
 
     fn unary(&mut self) -> Option<i64> {
-        // Each sign or parenthesis is one more call: no script has as many as a stack has room for.
-        if self.text.len() > 1000 {
+        if self.text.len() > LENGTH_MAX {
             return None;
         }
         match self.take(&['+', '-', '(']) {
@@ -82,19 +101,19 @@ impl<'a> Rest<'a> {
 
     fn atom(&mut self) -> Option<i64> {
         let is_variable = self.take(&['$']).is_some();
-        let rest: &'a str = self.text;
-        if let Some(braced) = rest.strip_prefix('{').filter(|_| is_variable) {
-            let (name, after) = braced.split_once('}')?;
+        let text: &'a str = self.text;
+        if text.starts_with('{') && !is_variable {
+            return None;
+        }
+        if text.starts_with(|c: char| c.is_ascii_digit()) && !is_variable {
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '#';
+            let (word, after) = text.split_at(text.find(|c| !is_word(c)).unwrap_or(text.len()));
             self.text = after;
-            return (self.value_of)(name);
+            return decimal(word);
         }
-        let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        let (word, after) = rest.split_at(rest.find(|c| !is_letter(c)).unwrap_or(rest.len()));
-        self.text = after;
-        if word.starts_with(|c: char| c.is_ascii_digit()) && !is_variable {
-            return word.parse().ok();
-        }
-        (self.value_of)(word)
+        let (value, left) = (self.number_at)(text)?;
+        self.text = &text[text.len() - left..];
+        Some(value)
     }
 }
 
@@ -102,14 +121,13 @@ impl<'a> Rest<'a> {
 mod tests {
     use super::*;
 
-    /// As a shell evaluates them.
+    /// As a shell evaluates them, or not at all.
     #[test]
     fn expressions_have_the_values_of_a_shell() {
-        let value_of = |name: &str| match name {
-            "a" => Some(12),
-            "B_1" => Some(5),
-            "none:-3" => Some(3),
-            _ => None,
+        let number_at = |text: &str| {
+            let known = [("a", 12), ("B_1", 5), ("{B_1}", 5), ("{none:-3}", 3)];
+            let found = known.iter().find(|(name, _)| text.starts_with(name))?;
+            Some((found.1, text.len() - found.0.len()))
         };
         for (text, value) in [
             ("1 + 2 * 3", Some(7)),
@@ -124,17 +142,24 @@ mod tests {
             ("unset + 1", None),
             ("9223372036854775807 + 1", None),
             ("2 ** 3", None),
+            ("++a", None),
+            ("5--2", None),
+            ("010", None),
+            ("0x10", None),
+            ("16#10", None),
+            ("0 + 1", Some(1)),
             ("1 +", None),
             ("(1", None),
             ("1 2", None),
             ("", None),
         ] {
-            assert_eq!(evaluated(text, &value_of), value, "{text}");
+            assert_eq!(evaluated(text, &number_at), value, "{text}");
         }
         let deep = "(".repeat(100_000);
-        assert_eq!(evaluated(&deep, &value_of), None);
+        assert_eq!(evaluated(&deep, &number_at), None);
         assert_eq!(split_at_end("(1+2)*3)) x"), Some(("(1+2)*3", " x")));
         assert_eq!(split_at_end("1) )"), None);
         assert_eq!(split_at_end("1"), None);
+        assert_eq!(split_at_end(&format!("{}))", "1".repeat(2000))), None);
     }
 }

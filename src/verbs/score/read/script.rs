@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde_json::Value as Json;
 
-use super::arithmetic::{evaluated, split_at_end};
+use super::arithmetic::{decimal, evaluated, split_at_end};
 use super::said::Word;
 use super::slurm::{self, Allocation};
 
@@ -20,22 +20,26 @@ pub(super) fn flags(text: &str, allocation: Allocation) -> Vec<Word> {
     paired(&words, &assigned(&words, set))
 }
 
-/// Variables that words set, one after the other, where some are set before them.
+/// Variables that words set, one after the other, where some are set before them. Arithmetic is
+/// evaluated where it stands, with what is set before it; other words are kept as they are. What is
+/// set in branches, loops and here-documents counts as if it were set once.
 fn assigned(
     words: &[(String, Range<usize>)],
     mut variables: BTreeMap<String, String>,
 ) -> BTreeMap<String, String> {
     for (word, _) in words {
-        if let Some((name, value)) = word.split_once('=')
-            && !name.is_empty()
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        {
+        let Some((name, value)) = word.split_once('=') else { continue };
+        // What is added to is not known any more.
+        if let Some(name) = name.strip_suffix(['+', '-', '*', '/', '%']) {
+            variables.remove(name);
+        }
+        if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
             // `NAME=${NAME:-word}` is the word, where nothing else sets it.
             let own = format!("${{{name}:-");
             let default = value.strip_prefix(&own).and_then(|rest| rest.strip_suffix('}'));
             let value = match default.unwrap_or(value) {
-                // It may be of what the variable was before.
-                arithmetic if arithmetic.starts_with("$((") => replaced(arithmetic, &variables),
+                // It may use the variable's previous value.
+                arithmetic if arithmetic.contains("$((") => replaced(arithmetic, &variables),
                 word => word.to_owned(),
             };
             variables.insert(name.to_owned(), value);
@@ -66,7 +70,8 @@ fn paired(words: &[(String, Range<usize>)], variables: &BTreeMap<String, String>
 
 /// Words of a script with their places, without comments and quotes. Parentheses without quotes end
 /// words, and so does the end of a line that goes on; those of arithmetic are of its word. Quotes
-/// are not looked for past a line: an apostrophe in a text is none.
+/// are not looked for past a line: an apostrophe in a text is none. Variables and arithmetic in
+/// single quotes count too: such words are often commands for another shell.
 fn words(text: &str) -> Vec<(String, Range<usize>)> {
     let mut words = Vec::new();
     let mut word: Option<(String, Range<usize>)> = None;
@@ -84,7 +89,11 @@ fn words(text: &str) -> Vec<(String, Range<usize>)> {
         if at < arithmetic_end {
             let (letters, place) = word.get_or_insert_with(|| (String::new(), at..at));
             place.end = at + c.len_utf8();
-            letters.push(c);
+            match c {
+                '"' | '\\' => {}
+                c if c.is_whitespace() => letters.push(' '),
+                c => letters.push(c),
+            }
             continue;
         }
         let goes_on = rest.starts_with("\\\n") || rest.starts_with("\\\r\n");
@@ -118,19 +127,20 @@ const REPLACED_MAX: usize = 16;
 /// A word with what its variables and its arithmetic stand for, as far as they are set, and what
 /// they stand for.
 fn replaced(word: &str, variables: &BTreeMap<String, String>) -> String {
-    let number = |name: &str| -> Option<i64> {
-        let word = format!("${{{name}}}");
-        filled(&word, &|rest| variable(rest, variables)).parse().ok()
+    let variable = |rest: &str| variable(rest, variables);
+    let number_at = |rest: &str| {
+        let (value, left) = variable(rest)?;
+        Some((decimal(&filled(&value, &variable))?, left))
     };
     let arithmetic = |rest: &str| {
         let (text, after) = split_at_end(rest.strip_prefix("((")?)?;
-        Some((evaluated(text, &number)?.to_string(), after.len()))
+        Some((evaluated(text, &number_at)?.to_string(), after.len()))
     };
-    filled(word, &|rest| arithmetic(rest).or_else(|| variable(rest, variables)))
+    filled(word, &|rest| arithmetic(rest).or_else(|| variable(rest)))
 }
 
-/// A word with what stands for each `$`, the first one first, until nothing does. That and how much
-/// is left is what `stands_for` says of what is behind the `$`.
+/// A word with each `$` replaced, the first one first, until one cannot be. `stands_for` gets the
+/// text after a `$`, and returns what replaces its start and how many bytes of it are left.
 fn filled(word: &str, stands_for: &dyn Fn(&str) -> Option<(String, usize)>) -> String {
     let mut word = word.to_owned();
     for _ in 0..REPLACED_MAX {
@@ -141,7 +151,7 @@ fn filled(word: &str, stands_for: &dyn Fn(&str) -> Option<(String, usize)>) -> S
     word
 }
 
-/// What a variable at the start of a text stands for, and how much of the text is behind it.
+/// What a variable stands for that a text starts with, and how many bytes of the text are left.
 fn variable(rest: &str, variables: &BTreeMap<String, String>) -> Option<(String, usize)> {
     let (name, after) = match rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
         Some(split) => split,
@@ -185,6 +195,18 @@ mod tests {
             "--lr=42.3",
         ];
         assert_eq!(said(script, None), expected);
+        for (script, expected) in [
+            ("A=4\nx --a $((\"$A\" * \\\n 2))", "--a=8"),
+            ("A=4; B=${A}$((A*2))\nx --a $B", "--a=48"),
+            ("A=4; A=$((A+1)); A=$((A+1))\nx --a $((A))", "--a=6"),
+            ("A=4; A+=4\nx --a $((A*2))", "--a=$((A*2))"),
+            ("A=4; ((A+=4))\nx --a $((A*2))", "--a=$((A*2))"),
+            ("A=010\nx --a $((A))", "--a=$((A))"),
+            ("A=4\n# $((A\nx --a $((A)) é", "--a=4"),
+            ("x --a é$((2))é", "--a=é2é"),
+        ] {
+            assert_eq!(said(script, None), [expected], "{script}");
+        }
     }
 
     #[test]
@@ -198,5 +220,6 @@ mod tests {
     #[test]
     fn loops_of_variables_end() {
         assert_eq!(said("A=$A$A\nB=$((B + B))\nx --a $((A)) --b $B", None).len(), 2);
+        assert_eq!(said(&format!("{}\nx --a 1", "$((".repeat(300_000)), None), ["--a=1"]);
     }
 }
