@@ -22,7 +22,7 @@ use crate::limits::cause::Cause;
 use crate::limits::{Decision, Limits, memory_setting};
 use crate::tools::{Form, Sizes, Target};
 
-/// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
+/// The budget of a search, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
 /// Doublings of the devices that are tried where nothing fits.
 const DOUBLINGS: u32 = 10;

@@ -187,15 +187,15 @@ template <class A, class B>
 void multiply_by_warp(float* c, const unsigned int* a, const unsigned int* b, int m, int n) {
   warp_collective(Fragments{c, a, b}, [=](Fragments** all) { multiply_lanes<A, B>(all, m, n); });
 }
+// Both types of bytes, each with each.
+#define PAIRS_OF_BYTES(DO) \
+  DO(f8e4m3, f8e4m3); DO(f8e4m3, f8e5m2); DO(f8e5m2, f8e4m3); DO(f8e5m2, f8e5m2)
 #define MULTIPLY(A, B) \
   template void multiply_by_warp<A, B>(float*, const unsigned int*, const unsigned int*, int, int)
 MULTIPLY(bf16, bf16);
 MULTIPLY(f16, f16);
 MULTIPLY(tf32, tf32);
-MULTIPLY(f8e4m3, f8e4m3);
-MULTIPLY(f8e4m3, f8e5m2);
-MULTIPLY(f8e5m2, f8e4m3);
-MULTIPLY(f8e5m2, f8e5m2);
+PAIRS_OF_BYTES(MULTIPLY);
 #undef MULTIPLY
 
 }  // namespace shim
@@ -657,10 +657,7 @@ MULTIPLY(bf16);
 MULTIPLY(f16);
 #undef MULTIPLY
 #define MULTIPLY(A, B) template void multiply_shared_bytes<A, B>(float*, int, u_int64_t, u_int64_t)
-MULTIPLY(f8e4m3, f8e4m3);
-MULTIPLY(f8e4m3, f8e5m2);
-MULTIPLY(f8e5m2, f8e4m3);
-MULTIPLY(f8e5m2, f8e5m2);
+PAIRS_OF_BYTES(MULTIPLY);
 #undef MULTIPLY
 
 }  // namespace shim
